@@ -1,0 +1,1 @@
+"""The node agent: observe, plan, execute, restore, on one node."""

@@ -1,0 +1,1 @@
+"""Text in, exit code out. Nothing is decided here."""

@@ -1,0 +1,1 @@
+"""The decisions, as plain functions of what was seen, the settings and the time. No input or output here, and no clock."""

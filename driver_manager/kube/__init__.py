@@ -1,0 +1,1 @@
+"""The Cluster port on the official client."""

@@ -1,0 +1,94 @@
+"""Every key, value and path that others see or that we share with NVIDIA's tools: the public contract, in one file.
+
+Nothing here decides anything. Keys that come from NVIDIA's gpu-operator and k8s-driver-manager keep their exact spelling and meaning.
+"""
+
+from typing import Final
+
+# Ours ---------------------------------------------------------------------------------------------------------------
+
+RECORD: Final = "nvidia.com/gpu-driver-manager.record"
+"""Node annotation: what this program changed on the node, with the original values (core/record.py)."""
+
+STATUS: Final = "nvidia.com/gpu-driver-manager.status"
+"""Node annotation: JSON for people and controllers: phase, reason, sentence, since, blockers."""
+
+HOST_DRIVER: Final = "nvidia.com/gpu-driver-manager.host-driver"
+"""Node annotation: that the `pre-installed` mark is ours, with the value it replaced and the driver's version."""
+
+KEEP_CORDON: Final = "nvidia.com/gpu-driver-manager.keep-cordon"
+"""Node annotation, `true`: a person wants the node to stay cordoned when our own cordon ends."""
+
+PARKED: Final = "nvidia.com/gpu-driver-manager.parked"
+"""Node label and annotation: DaemonSets that an admission policy keeps off this node."""
+
+KEEP_OFF_TAINT: Final = "nvidia.com/gpu-driver-update"
+"""Key of our NoSchedule taint where the driver's DaemonSet tolerates it."""
+
+GPU_TAINT: Final = "nvidia.com/gpu"
+"""Key of the taint that stock driver DaemonSets tolerate; used as keep-off where our own key is not tolerated."""
+
+TAINT_VALUE_PREFIX: Final = "dm-"
+"""A taint is ours only if its value is this and a run id."""
+
+GPU_CLIENT: Final = "nvidia.com/gpu.client"
+"""Pod annotation or label, `true`: the pod uses the driver and may be evicted."""
+
+# NVIDIA's -----------------------------------------------------------------------------------------------------------
+
+DEPLOY_PREFIX: Final = "nvidia.com/gpu.deploy."
+"""Node labels `nvidia.com/gpu.deploy.<operand>` that the operands' DaemonSets select."""
+
+DEPLOY_DRIVER: Final = DEPLOY_PREFIX + "driver"
+DEPLOY_VGPU_MANAGER: Final = DEPLOY_PREFIX + "vgpu-manager"
+DEPLOY_VFIO_MANAGER: Final = DEPLOY_PREFIX + "vfio-manager"
+DEPLOY_CLIENT: Final = DEPLOY_PREFIX + "client"
+
+PAUSED: Final = "paused-for-driver-upgrade"
+"""Value of a paused deploy label, or the part of it that says so."""
+
+FOREIGN_PAUSE_PREFIX: Final = "paused-for-"
+"""How pause values of NVIDIA's other tools begin (the MIG manager's, for example). Never an original value."""
+
+PRE_INSTALLED: Final = "pre-installed"
+"""Value of DEPLOY_DRIVER on nodes whose driver belongs to the host."""
+
+UPGRADE_ENABLED: Final = "nvidia.com/gpu-driver-upgrade-enabled"
+"""Node annotation, `true`: an upgrade controller cordons this node and evicts its GPU pods."""
+
+UPGRADE_REQUESTED: Final = "nvidia.com/gpu-driver-upgrade-requested"
+"""Node annotation, `true`: asks the upgrade controller to take the node through an upgrade."""
+
+UPGRADE_STATE: Final = "nvidia.com/gpu-driver-upgrade-state"
+"""Node label: where the upgrade controller is with this node."""
+
+DRAIN_SKIP: Final = "nvidia.com/gpu-driver-upgrade-drain.skip"
+"""Pod label, `true`: the pod is never evicted by a driver upgrade."""
+
+COMPONENT_LABEL: Final = "app.kubernetes.io/component"
+DRIVER_COMPONENTS: Final = frozenset({"nvidia-driver", "nvidia-vgpu-manager", "nvidia-vgpu-host-manager"})
+"""Values of COMPONENT_LABEL on pods that install or own a driver."""
+
+DRIVER_CONTAINER: Final = "k8s-driver-manager"
+"""Name of the init container that runs this program in the stock DaemonSets."""
+
+GPU_RESOURCE_PREFIXES: Final = ("nvidia.com/gpu", "nvidia.com/mig-")
+"""A container whose requests or limits name a resource that begins so uses a GPU."""
+
+# Kubernetes' --------------------------------------------------------------------------------------------------------
+
+MIRROR: Final = "kubernetes.io/config.mirror"
+UNSCHEDULABLE_TAINT: Final = "node.kubernetes.io/unschedulable"
+"""The node lifecycle controller's own mark of a cordon: follows `spec.unschedulable` a moment later."""
+
+# Files on the node, below the root of the host's /run ----------------------------------------------------------------
+
+RUN_NVIDIA: Final = "run/nvidia"
+DRIVER_ROOT: Final = "run/nvidia/driver"
+STATE_FILE: Final = "run/nvidia/nvidia-driver.state"
+PID_FILE: Final = "run/nvidia/nvidia-driver.pid"
+LOCK_FILE: Final = "run/nvidia/driver-manager.lock"
+VALIDATIONS: Final = "run/nvidia/validations"
+READY_MARKERS: Final = ("driver-ready", "toolkit-ready", ".driver-ctr-ready")
+"""Files in VALIDATIONS that let operands start; wrong as soon as the driver they speak of is unloaded."""
+MOFED_READY: Final = "run/mellanox/drivers/.driver-ready"

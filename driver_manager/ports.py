@@ -1,0 +1,177 @@
+"""What the agent needs of the world, as Protocols: Cluster, Host and Clock.
+
+`kube` and `host` are the real ones, `sim` is the one in memory, and `tests/contract` holds both to the same behaviour. Every method is
+asynchronous where the real one can take time, so that virtual time can pass in it. Methods raise the errors of `errors` and no other.
+"""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from driver_manager.core.snapshot import (
+    DaemonSetView,
+    HolderScan,
+    HostView,
+    Identity,
+    MountView,
+    NodeView,
+    Permissions,
+    PodChange,
+    PodList,
+    PodView,
+    Taint,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePatch:
+    """A change of one Node: only what is named changes, and all of it or nothing.
+
+    Taints are an atomic list for the API server, so a change of them needs `resource_version`.
+    """
+
+    name: str
+    resource_version: str | None = None
+    """The version that the decision was made on; a newer one makes the server refuse (Conflict). None: no guard."""
+    labels: Mapping[str, str | None] = field(default_factory=dict)
+    """New values; None removes."""
+    annotations: Mapping[str, str | None] = field(default_factory=dict)
+    unschedulable: bool | None = None
+    """True cordons, False takes the field away, None leaves it."""
+    taints: tuple[Taint, ...] | None = None
+    """The whole new list, None leaves it."""
+
+
+class Cluster(Protocol):
+    """The API server, as one account sees it."""
+
+    @property
+    def identity(self) -> Identity:
+        """Who the account's token says we are. No request."""
+        ...
+
+    async def node(self, name: str) -> NodeView:
+        """Reads a Node.
+
+        Raises:
+            NotFound, Forbidden, Unreachable.
+        """
+        ...
+
+    async def patch_node(self, patch: NodePatch) -> NodeView:
+        """Changes a Node and gives it as it is then.
+
+        Raises:
+            Conflict: `patch.resource_version` is not the newest. NotFound, Forbidden, Unreachable.
+        """
+        ...
+
+    async def pods_on(self, node_name: str) -> PodList:
+        """Lists the pods bound to a node, in all namespaces."""
+        ...
+
+    def pod_changes(self, node_name: str, since: PodList) -> AsyncIterator[PodChange]:
+        """Follows the pods of a node without end, from a list on; gaps of the watch are closed by listing again.
+
+        Raises (while iterating):
+            Forbidden: it may not watch, or not any more. Everything else is tried again.
+        """
+        ...
+
+    async def daemon_set(self, namespace: str, name: str) -> DaemonSetView:
+        """Reads a DaemonSet."""
+        ...
+
+    async def permissions(self, namespace: str) -> Permissions:
+        """What the account may do (SelfSubjectRulesReview)."""
+        ...
+
+    async def may(self, verb: str, group: str, resource: str, namespace: str = "") -> bool:
+        """Whether the account may do one thing (SelfSubjectAccessReview); `resource` may have a `/subresource`."""
+        ...
+
+    async def evict(self, pod: PodView, *, dry_run: bool = False, grace_seconds: int | None = None) -> None:
+        """Asks for the eviction of exactly this pod (by uid); returns when it is accepted, not when the pod is gone.
+
+        Raises:
+            NotFound: it is gone. Conflict: another pod has its name now. EvictionBlocked: a budget or webhook says no.
+            Terminating: its namespace is being deleted. Forbidden, Unreachable.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Lets go of all connections."""
+        ...
+
+
+class Host(Protocol):
+    """The machine, as far as the driver is concerned. Paths are the host's own, absolute."""
+
+    async def look(self) -> HostView:
+        """Reads modules, mounts, files and PCI devices. Takes milliseconds and changes nothing."""
+        ...
+
+    async def holders(self) -> HolderScan:
+        """Finds the processes that have a GPU device open or mapped."""
+        ...
+
+    async def host_driver_version(self, timeout: float) -> str | None:
+        """What the host's own nvidia-smi says; None where there is none, it fails, or it does not answer in `timeout` seconds."""
+        ...
+
+    def lock(self, timeout: float) -> AbstractAsyncContextManager[None]:
+        """Holds the node's lock, so that one run at a time changes the node; freed by any end of the process.
+
+        Raises:
+            LockHeld: for `timeout` seconds another process has it; the message names it.
+        """
+        ...
+
+    async def unload_module(self, name: str, timeout: float) -> None:
+        """Unloads one module; already gone is fine.
+
+        Raises:
+            ModuleInUse: it has users now. DeviceStuck: no answer within `timeout` seconds. HostError: it cannot be unloaded at all.
+        """
+        ...
+
+    async def unmount(self, mount: MountView, *, detach: bool, timeout: float) -> None:
+        """Takes one mount away (the top one of its target); already gone is fine.
+
+        Raises:
+            MountBusy: only without `detach`. DeviceStuck, HostError.
+        """
+        ...
+
+    async def remove_file(self, path: str) -> bool:
+        """Removes a file below /run; False where there is none."""
+        ...
+
+    async def remove_pid_file(self) -> bool:
+        """Removes the driver container's pid file unless a process holds its lock; False where it stays or is not there."""
+        ...
+
+    async def wait_for_change(self, pids: Sequence[int], timeout: float) -> None:
+        """Returns when one of the processes has ended, else after `timeout` seconds; with no pids it just waits."""
+        ...
+
+
+class Clock(Protocol):
+    """Time and chance."""
+
+    def now(self) -> float:
+        """Seconds that only go up; from an unknown start."""
+        ...
+
+    def wall(self) -> str:
+        """The time of day as the API writes it, in UTC: `2026-01-31T09:00:00Z`."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Lets time pass."""
+        ...
+
+    def run_id(self) -> str:
+        """A new name for a run: 10 characters of a-z and 0-9."""
+        ...

@@ -1,0 +1,1 @@
+"""Cluster, Host and Clock in memory, in virtual time: for rehearsals, the demo and tests."""
