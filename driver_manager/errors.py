@@ -151,9 +151,7 @@ class EvictionBlocked(ClusterError):
     transient = True
     exit_code = Exit.AGAIN
 
-    def __init__(
-        self, message: str, *, hint: str = "", budget: str | None = None, retry_after: float = 0.0, final: bool = False
-    ) -> None:
+    def __init__(self, message: str, *, hint: str = "", budget: str | None = None, retry_after: float = 0.0, final: bool = False) -> None:
         super().__init__(message, hint=hint)
         self.budget = budget
         self.retry_after = retry_after

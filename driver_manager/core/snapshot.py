@@ -93,6 +93,7 @@ class PodView:
     has_empty_dir: bool = False
     finalizers: tuple[str, ...] = ()
     priority: int = 0
+    is_ready: bool = False
 
     @property
     def ref(self) -> str:

@@ -1,0 +1,269 @@
+"""The settings of the node agent: one frozen value, one table of where each comes from, and the words a value may be.
+
+Names, defaults and meaning of the first half are those of NVIDIA's k8s-driver-manager (specification 1.1), which this program replaces in
+place; ENABLE_AUTO_DRAIN is false here because its `true` never worked there. Reading the environment is `cli`'s affair.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
+
+from driver_manager.core.selectors import Selector, parse_selector
+from driver_manager.errors import ConfigError
+from driver_manager.names import KEEP_OFF_TAINT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the user wants. Durations are seconds; 0 is without limit."""
+
+    node_name: str = ""
+    operator_namespace: str = "gpu-operator"
+    kubeconfig: str = ""
+    host_tree: str = ""
+    enable_gpu_pod_eviction: bool = True
+    enable_auto_drain: bool = False
+    drain_use_force: bool = False
+    drain_pod_selector: Selector = field(default_factory=Selector)
+    drain_timeout: float = 0.0
+    drain_delete_emptydir_data: bool = False
+    custom_label: str = ""
+    gpu_direct_rdma_enabled: bool = False
+    use_host_mofed: bool = False
+    force_reinstall: bool = False
+    driver_config_digest: str = ""
+    keep_off_taint_key: str = KEEP_OFF_TAINT
+    unload_also: tuple[str, ...] = ()
+    busy_mounts: str = "detach"
+    operand_timeout: float = 300.0
+    holder_timeout: float = 300.0
+    unload_timeout: float = 30.0
+    network_driver_timeout: float = 1800.0
+    restore_timeout: float = 300.0
+    policy_owner_timeout: float = 1800.0
+    lock_timeout: float = 60.0
+    log_format: str = "auto"
+    log_level: str = "info"
+
+
+# Reading words ------------------------------------------------------------------------------------------------------
+
+_TRUE: Final = frozenset({"1", "t", "T", "true", "TRUE", "True"})
+_FALSE: Final = frozenset({"0", "f", "F", "false", "FALSE", "False"})
+_UNITS: Final = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION_PART: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
+_PLAIN_SECONDS: Final = re.compile(r"\d+(?:\.\d+)?")
+_LABEL_KEY: Final = re.compile(r"(?:[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_MODULE: Final = re.compile(r"[A-Za-z0-9_]+")
+_NAME: Final = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?")
+
+
+def parse_bool(text: str) -> bool:
+    """A truth value as Go's strconv.ParseBool reads it.
+
+    Raises:
+        ValueError: with what is allowed.
+    """
+    if text in _TRUE:
+        return True
+    if text in _FALSE:
+        return False
+    raise ValueError("allowed are true, false, 1, 0, t, f")
+
+
+def parse_duration(text: str) -> float:
+    """Seconds from a Go duration (`1h30m`, `300s`, `5m`) or a plain number of seconds (`300`).
+
+    Raises:
+        ValueError: with what is allowed.
+    """
+    allowed = "allowed are 0, a number of seconds, or a duration such as 300s, 5m or 1h30m, never below 0"
+    if _PLAIN_SECONDS.fullmatch(text):
+        return float(text)
+    parts = _DURATION_PART.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise ValueError(allowed)
+    return sum(float(number) * _UNITS[unit] for number, unit in parts)
+
+
+def duration_words(seconds: float) -> str:
+    """A limit as people read it; 0 is said in words."""
+    if seconds == 0:
+        return "no limit"
+    minutes, rest = divmod(seconds, 60)
+    if minutes and not rest:
+        return f"{minutes:.0f} min"
+    return f"{seconds:g} s"
+
+
+def _text(text: str) -> str:
+    return text
+
+
+def _matching(pattern: re.Pattern[str], what: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text and not pattern.fullmatch(text):
+            raise ValueError(f"allowed is {what}")
+        return text
+
+    return parse
+
+
+def _one_of(*words: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in words:
+            raise ValueError(f"allowed are {', '.join(words)}")
+        return text
+
+    return parse
+
+
+def _modules(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip().replace("-", "_") for name in text.split(",") if name.strip())
+    if bad := [name for name in names if not _MODULE.fullmatch(name)]:
+        raise ValueError(f"{bad[0]!r} is no module's name; allowed are names separated by commas")
+    return names
+
+
+# The table ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """Where one setting comes from and how its text is read."""
+
+    field: str
+    flag: str
+    """Without dashes; empty where there is only an environment variable."""
+    env: str
+    parse: Callable[[str], Any]
+    help: str
+    """What it does, with unit and reason."""
+    empty: Any = None
+    """What an empty environment variable means; None: the default."""
+
+
+_KEY_RULE: Final = _matching(_LABEL_KEY, "a label key such as example.com/gpu-client")
+_NAME_RULE: Final = _matching(_NAME, "a name of lower-case letters, digits, '-' and '.'")
+
+OPTIONS: Final = (
+    Option("node_name", "node-name", "NODE_NAME", _NAME_RULE, "name of this node"),
+    Option("drain_use_force", "drain-use-force", "DRAIN_USE_FORCE", parse_bool,
+           "also evict pods that no controller would make again", empty=False),
+    Option("drain_pod_selector", "drain-pod-selector-label", "DRAIN_POD_SELECTOR_LABEL", parse_selector,
+           "label selector of the pods that a drain of the whole node takes; all by default", empty=Selector()),
+    Option("drain_timeout", "drain-timeout-seconds", "DRAIN_TIMEOUT_SECONDS", parse_duration,
+           "limit of all evictions together, from the first one on; 0 is no limit"),
+    Option("drain_delete_emptydir_data", "drain-delete-emptydir-data", "DRAIN_DELETE_EMPTYDIR_DATA", parse_bool,
+           "also evict pods that lose data in an emptyDir volume", empty=False),
+    Option("enable_auto_drain", "enable-auto-drain", "ENABLE_AUTO_DRAIN", parse_bool,
+           "drain the whole node when something still holds the driver after the GPU pods are gone", empty=False),
+    Option("enable_gpu_pod_eviction", "enable-gpu-pod-eviction", "ENABLE_GPU_POD_EVICTION", parse_bool,
+           "evict pods that use a GPU", empty=False),
+    Option("operator_namespace", "operator-namespace", "OPERATOR_NAMESPACE", _NAME_RULE,
+           "namespace of the GPU operator and its operands"),
+    Option("custom_label", "node-label-for-gpu-pod-eviction", "NODE_LABEL_FOR_GPU_POD_EVICTION", _KEY_RULE,
+           "one more node label to pause: DaemonSets that select it leave the node"),
+    Option("gpu_direct_rdma_enabled", "gpu-direct-rdma-enabled", "GPU_DIRECT_RDMA_ENABLED", parse_bool,
+           "wait for the network driver where there is a Mellanox device", empty=False),
+    Option("use_host_mofed", "use-host-mofed", "USE_HOST_MOFED", parse_bool,
+           "the network driver is the host's own", empty=False),
+    Option("kubeconfig", "kubeconfig", "KUBECONFIG", _text, "kubeconfig file; the pod's own account by default"),
+    Option("force_reinstall", "force-reinstall", "FORCE_REINSTALL", parse_bool,
+           "free the driver even if the wanted one is loaded already", empty=False),
+    Option("driver_config_digest", "", "DRIVER_CONFIG_DIGEST", str.strip,
+           "what the driver container is going to load; equal to the state file means no change"),
+    Option("host_tree", "host-tree", "DRIVER_MANAGER_HOST_TREE", _text,
+           "rehearsal: a directory tree laid out like a host, instead of this machine"),
+    Option("keep_off_taint_key", "keep-off-taint-key", "KEEP_OFF_TAINT_KEY", _KEY_RULE,
+           "key of the taint that keeps GPU pods off meanwhile, where there is no driver DaemonSet to ask"),
+    Option("unload_also", "unload-also", "UNLOAD_ALSO", _modules,
+           "modules of others, separated by commas, that may be removed when they hold the driver"),
+    Option("busy_mounts", "busy-mounts", "BUSY_MOUNTS", _one_of("detach", "refuse"),
+           "what to do with a driver root that is still in use: detach or refuse"),
+    Option("operand_timeout", "operand-timeout", "OPERAND_TIMEOUT", parse_duration, "limit for operands to leave; 0 is no limit"),
+    Option("holder_timeout", "holder-timeout", "HOLDER_TIMEOUT", parse_duration,
+           "limit for processes to let go of the GPUs; 0 is no limit"),
+    Option("unload_timeout", "unload-timeout", "UNLOAD_TIMEOUT", parse_duration, "how long to retry a busy module; 0 is no limit"),
+    Option("network_driver_timeout", "network-driver-timeout", "NETWORK_DRIVER_TIMEOUT", parse_duration,
+           "limit for the network driver to come up; 0 is no limit"),
+    Option("restore_timeout", "restore-timeout", "RESTORE_TIMEOUT", parse_duration,
+           "how long to try putting the node back while the API does not answer; 0 is no limit"),
+    Option("policy_owner_timeout", "policy-owner-timeout", "POLICY_OWNER_TIMEOUT", parse_duration,
+           "limit for an upgrade controller to free the node of GPU pods; 0 is no limit"),
+    Option("lock_timeout", "lock-timeout", "LOCK_TIMEOUT", parse_duration,
+           "limit for another run on this node to end; 0 is no limit"),
+    Option("log_format", "log-format", "LOG_FORMAT", _one_of("auto", "text", "json"),
+           "text, json, or auto: text on a terminal and json otherwise"),
+    Option("log_level", "log-level", "LOG_LEVEL", _one_of("debug", "info", "warning", "error"), "the least important lines to print"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """One text given for a setting, and where."""
+
+    text: str
+    origin: str
+    """For people: `flag --node-name`, `environment NODE_NAME`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effective:
+    """The settings in force, and where each comes from."""
+
+    settings: Settings
+    origins: Mapping[str, str]
+    """Field -> `default`, `flag --x` or `environment X`."""
+
+
+def effective_settings(flags: Mapping[str, list[Given]], environment: Mapping[str, str]) -> Effective:
+    """Reads all settings: a flag wins over the environment, which wins over the default.
+
+    Args:
+        flags: field -> every text given for it on the command line.
+        environment: variables by name.
+
+    Raises:
+        ConfigError: naming the setting, the value, where it came from and what is allowed.
+    """
+    values: dict[str, Any] = {}
+    origins = {each.name: "default" for each in fields(Settings)}
+    for option in OPTIONS:
+        given = _chosen(option, flags.get(option.field, []), environment)
+        if given is None:
+            continue
+        if given.text == "" and given.origin.startswith("environment"):
+            if option.empty is None:
+                continue
+            values[option.field] = option.empty
+        else:
+            values[option.field] = _read(option, given)
+        origins[option.field] = given.origin
+    return Effective(Settings(**values), origins)
+
+
+def _chosen(option: Option, given: list[Given], environment: Mapping[str, str]) -> Given | None:
+    if given:
+        readings = {repr(_read(option, each)) for each in given}
+        if len(readings) > 1:
+            texts = " and ".join(repr(each.text) for each in given)
+            raise ConfigError(
+                f"--{option.flag} is given more than once, as {texts}",
+                hint=f"give --{option.flag} once ({option.help})",
+            )
+        return given[-1]
+    if option.env in environment:
+        return Given(environment[option.env], f"environment {option.env}")
+    return None
+
+
+def _read(option: Option, given: Given) -> Any:
+    try:
+        return option.parse(given.text)
+    except ValueError as error:
+        name = f"--{option.flag}" if option.flag else option.env
+        raise ConfigError(
+            f"{name} has the bad value {given.text!r} (from {given.origin}): {error}", hint=f"{name}: {option.help}"
+        ) from error

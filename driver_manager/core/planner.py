@@ -1,0 +1,477 @@
+"""From what was seen to what is done: the one place where a run's way is chosen.
+
+Refusals come first (R5), then the ways that disturb nobody (R11), then the full one. All of it is plain functions; `plan` prints what
+`uninstall_driver` runs.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from driver_manager.config import Settings
+from driver_manager.core.consumers import Action, PodPolicy, Verdict, drain_verdict, verdicts
+from driver_manager.core.hostdriver import host_driver, previous_value
+from driver_manager.core.keepoff import KeepOff, choose_keep_off
+from driver_manager.core.labels import LabelsToPause, labels_to_pause
+from driver_manager.core.modules import NOUVEAU, stuck_modules, unload_order
+from driver_manager.core.plan import (
+    AwaitForeignPause,
+    AwaitNetworkDriver,
+    AwaitOtherDriver,
+    AwaitPolicyOwner,
+    AwaitReleased,
+    BeginUnload,
+    FreePods,
+    LookAgain,
+    MarkHostDriver,
+    Path,
+    PauseLast,
+    PauseNode,
+    Plan,
+    RemoveFiles,
+    RemovePidFile,
+    RestoreNode,
+    Step,
+    TryEvictions,
+    UnloadModule,
+    UnmarkHostDriver,
+    Unmount,
+)
+from driver_manager.core.record import Phase, Record, find_record, merged
+from driver_manager.core.snapshot import (
+    DaemonSetView,
+    HolderScan,
+    HostView,
+    Identity,
+    NodeView,
+    Permissions,
+    PodView,
+    Toleration,
+    Unloading,
+)
+from driver_manager.errors import Exit
+from driver_manager.names import (
+    COMPONENT_LABEL,
+    DEPLOY_DRIVER,
+    DEPLOY_VFIO_MANAGER,
+    DRIVER_COMPONENTS,
+    HOST_DRIVER,
+    PRE_INSTALLED,
+    STATE_FILE,
+    UPGRADE_ENABLED,
+    VALIDATIONS,
+)
+from driver_manager.operands import OPERANDS, Turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """All that was seen at one moment."""
+
+    node: NodeView
+    host: HostView
+    pods: tuple[PodView, ...] = ()
+    holders: HolderScan = field(default_factory=HolderScan)
+    identity: Identity = field(default_factory=Identity)
+    daemon_set: DaemonSetView | None = None
+    """The DaemonSet that owns our own pod, where it can be read."""
+    permissions: Permissions | None = None
+    host_smi_version: str | None = None
+    """What the host's own nvidia-smi said, where it had to be asked."""
+    run: str = ""
+    started: str = ""
+
+    @property
+    def own_pod(self) -> PodView | None:
+        """The pod this program runs in."""
+        return next((pod for pod in self.pods if self.identity.pod_uid and pod.uid == self.identity.pod_uid), None)
+
+    @property
+    def is_policy_owned(self) -> bool:
+        """Whether an upgrade controller cordons this node and evicts its GPU pods (decision 1)."""
+        return self.node.annotations.get(UPGRADE_ENABLED) == "true"
+
+    @property
+    def wants_vfio(self) -> bool:
+        """Whether our own DaemonSet is the one that gives GPUs to virtual machines (decision 3)."""
+        return self.own_pod is not None and DEPLOY_VFIO_MANAGER in self.own_pod.node_selector
+
+
+def plan_uninstall(seen: Snapshot, settings: Settings) -> Plan:
+    """The way of a run that frees the driver."""
+    found = find_record(seen.node)
+    if found.is_unreadable:
+        hint = "look at it, put the node back by hand, and remove the annotation"
+        return Plan(path=Path.REFUSED, because=found.complaint, refusals=(found.complaint,), hint=hint, ends_with=Exit.REFUSED)
+    notes = (*seen.host.notes, *((found.complaint,) if found.complaint else ()))
+    record = found.record
+    if record is not None and record.boot_id != seen.host.boot_id:
+        because = f"run {record.run} of another boot left the node paused"
+        return Plan(path=Path.UNDO, because=because, steps=(RestoreNode(),), record=record, notes=notes)
+    plan = _plan_by_driver(seen, settings, record)
+    return replace(plan, notes=(*notes, *plan.notes), record=record)
+
+
+def _plan_by_driver(seen: Snapshot, settings: Settings, record: Record | None) -> Plan:
+    if (version := host_driver(seen.host, seen.host_smi_version)) is not None:
+        return _plan_host_driver(seen, version, record)
+    undo: tuple[Step, ...] = (RestoreNode(),) if record is not None else ()
+    unmark = _unmark(seen.node)
+    if stuck := stuck_modules(seen.host.modules):
+        return _refused(
+            f"{', '.join(stuck)} is half-way through unloading",
+            "reboot the node: the kernel never finishes this",
+            Exit.CANNOT_UNLOAD,
+        )
+    if not seen.host.is_loaded:
+        return _plan_nothing_loaded(seen, settings, unmark, undo)
+    if why := _unchanged(seen.host, settings, record):
+        steps = (
+            *unmark,
+            *_unmounts(seen.host, is_detach_at_once=True),
+            *_pid_file(seen.host),
+            *_recycle(seen, record),
+            *undo,
+        )
+        return Plan(path=Path.UNCHANGED, because=why, steps=_once(steps), on_failure=(RestoreNode(),))
+    return _plan_full(seen, settings, record, unmark)
+
+
+def _once(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """The steps, with only the last of several restores."""
+    last = RestoreNode()
+    return (*(step for step in steps if step != last), *((last,) if last in steps else ()))
+
+
+def _refused(sentence: str, hint: str, code: Exit) -> Plan:
+    return Plan(path=Path.REFUSED, because=sentence, refusals=(sentence,), hint=hint, ends_with=code)
+
+
+# The ways that disturb nobody ---------------------------------------------------------------------------------------
+
+
+def _plan_host_driver(seen: Snapshot, version: str, record: Record | None) -> Plan:
+    because = f"the loaded driver {version} belongs to the host"
+    hint = "nothing is changed on a node whose driver the host owns; remove the host's driver to use the containerised one"
+    steps: tuple[Step, ...] = (RestoreNode(),) if record is not None else ()
+    value = seen.node.labels.get(DEPLOY_DRIVER)
+    if value != PRE_INSTALLED and not seen.wants_vfio:
+        steps = (*steps, MarkHostDriver(value, version))
+    return Plan(path=Path.HOST_DRIVER, because=because, steps=steps, hint=hint, ends_with=Exit.HOST_DRIVER)
+
+
+def _unmark(node: NodeView) -> tuple[Step, ...]:
+    """Our mark of a host driver goes when there is none any more; a mark without our annotation is somebody else's."""
+    if (text := node.annotations.get(HOST_DRIVER)) is None:
+        return ()
+    return (UnmarkHostDriver(previous_value(text)),)
+
+
+def _unchanged(host: HostView, settings: Settings, record: Record | None) -> str:
+    """Why nothing has to be done to the loaded driver, or nothing."""
+    digest = settings.driver_config_digest
+    if settings.force_reinstall or not digest or host.state_digest != digest:
+        return ""
+    if record is not None and record.phase is Phase.UNLOADING:
+        return ""
+    return f"the loaded driver {host.driver_version or 'of unknown version'} has the wanted configuration, digest {digest}"
+
+
+def _why_full(host: HostView, settings: Settings) -> str:
+    loaded = f"driver {host.driver_version or 'of unknown version'} is loaded"
+    if settings.force_reinstall:
+        return f"{loaded}, and FORCE_REINSTALL is set"
+    if not settings.driver_config_digest:
+        return f"{loaded}, and no DRIVER_CONFIG_DIGEST says what is wanted"
+    have = f"digest {host.state_digest}" if host.state_digest else "no digest on file"
+    return f"{loaded} with {have}, wanted is digest {settings.driver_config_digest}"
+
+
+def _plan_nothing_loaded(seen: Snapshot, settings: Settings, unmark: tuple[Step, ...], undo: tuple[Step, ...]) -> Plan:
+    host = seen.host
+    if (passed := [each.address for each in host.pci if each.driver and "vfio" in each.driver]) and not seen.wants_vfio:
+        sentence = f"the GPUs {', '.join(passed)} are bound to vfio, and this version cannot unbind them yet"
+        return _refused(sentence, "unbind them by hand: echo ADDRESS > /sys/bus/pci/devices/ADDRESS/driver/unbind", Exit.BUG)
+    if NOUVEAU in host.modules and (plan := _cannot_unload(host)) is not None:
+        return plan
+    steps = (
+        *unmark,
+        *_files(host, with_state=True),
+        *_unmounts(host, is_detach_at_once=True),
+        *_pid_file(host),
+        *((UnloadModule(NOUVEAU),) if NOUVEAU in host.modules else ()),
+        *_network_driver(host, settings),
+        *_recycle(seen, None),
+        *undo,
+    )
+    because = "no NVIDIA driver is loaded, so nobody has to go"
+    return Plan(path=Path.NOTHING_LOADED, because=because, steps=_once(steps), on_failure=(RestoreNode(),))
+
+
+def _recycle(seen: Snapshot, record: Record | None) -> tuple[Step, ...]:
+    """Restarts a ready DRA plugin whose view of the driver root is taken away by this run (decision 14)."""
+    if not seen.host.mounts:
+        return ()
+    for operand in OPERANDS:
+        if operand.turn is not Turn.LAST or seen.node.labels.get(operand.label) != "true":
+            continue
+        pods = tuple(pod for pod in seen.pods if pod.labels.get("app") == operand.app and pod.is_ready)
+        if pods:
+            labels = {operand.label: "true"}
+            made = merged(record, _new_record(seen, labels=labels, is_cordoned=False))
+            return (PauseNode(made, labels), FreePods(leaving=pods), RestoreNode())
+    return ()
+
+
+# The full way -------------------------------------------------------------------------------------------------------
+
+
+def _cannot_unload(host: HostView) -> Plan | None:
+    """The refusal of a kernel that keeps its modules (N27)."""
+    match host.unloading:
+        case Unloading.DISABLED:
+            return _refused(
+                "this kernel does not unload modules any more (kernel.modules_disabled is 1)",
+                "reboot the node; until then the loaded driver stays", Exit.CANNOT_UNLOAD,
+            )  # fmt: skip
+        case Unloading.UNSUPPORTED:
+            return _refused(
+                "this kernel is built without module unloading", "a new driver needs a reboot into another kernel or image",
+                Exit.CANNOT_UNLOAD,
+            )  # fmt: skip
+        case Unloading.NOT_PERMITTED:
+            return _refused(
+                "this process may not unload modules (CAP_SYS_MODULE is missing)",
+                "run the container privileged, as the stock driver DaemonSet does", Exit.CANNOT_UNLOAD,
+            )  # fmt: skip
+        case Unloading.POSSIBLE:
+            return None
+
+
+def _plan_full(seen: Snapshot, settings: Settings, record: Record | None, unmark: tuple[Step, ...]) -> Plan:
+    if (plan := _cannot_unload(seen.host)) is not None:
+        return plan
+    order = unload_order(seen.host.modules, settings.unload_also)
+    if order.unknown_holders:
+        names = ", ".join(order.unknown_holders)
+        return _refused(
+            f"the module {names} uses the driver and is none of NVIDIA's",
+            f"unload it by hand, or set UNLOAD_ALSO={names}",
+            Exit.REFUSED,
+        )
+    labels = labels_to_pause(seen.node.labels, settings.custom_label, record.labels if record else {})
+    keep_off = _keep_off(seen, settings, record)
+    policy = pod_policy(seen, settings, labels, keep_off)
+    decided = verdicts(seen.pods, policy)
+    drained = tuple(drain_verdict(pod, policy) for pod in seen.pods) if settings.enable_auto_drain else ()
+    common = Plan(
+        path=Path.FULL,
+        because=_why_full(seen.host, settings),
+        verdicts=decided,
+        drain_verdicts=drained,
+        notes=_full_notes(seen, labels, keep_off),
+    )
+    if refused := [each for each in decided if each.action in (Action.REFUSE, Action.PARK)]:
+        return _refusal_of_pods(common, refused)
+    if waits := _waits(seen, labels, decided):
+        return replace(common, path=Path.WAIT, steps=waits)
+    wants_cordon = not seen.is_policy_owned and (settings.enable_gpu_pod_eviction or settings.enable_auto_drain)
+    made = merged(
+        record,
+        replace(
+            _new_record(seen, labels=labels.all, is_cordoned=wants_cordon and not seen.node.unschedulable),
+            taint=keep_off.taint,
+        ),
+    )
+    steps = (*unmark, *_full_steps(seen, settings, made, labels, decided, order.modules))
+    return replace(common, steps=steps, on_failure=(RestoreNode(),))
+
+
+def _full_steps(
+    seen: Snapshot,
+    settings: Settings,
+    record: Record,
+    labels: LabelsToPause,
+    decided: Sequence[Verdict],
+    modules: tuple[str, ...],
+) -> tuple[Step, ...]:
+    host = seen.host
+    evict = _pods(decided, Action.EVICT)
+    leaving = _pods(decided, Action.AWAIT)
+    last = tuple(pod for pod in leaving if _goes_last(pod, labels))
+    first = tuple(pod for pod in leaving if pod not in last)
+    return (
+        *((TryEvictions(evict),) if evict else ()),
+        PauseNode(record, labels.first),
+        FreePods(evict, first),
+        *((PauseLast(labels.last, last),) if labels.last else ()),
+        AwaitReleased(modules),
+        LookAgain(),
+        BeginUnload(),
+        *_files(host, with_state=True),
+        *(UnloadModule(name) for name in modules),
+        *_unmounts(host, is_detach_at_once=False),
+        *_pid_file(host),
+        *((UnloadModule(NOUVEAU),) if NOUVEAU in host.modules else ()),
+        *_network_driver(host, settings),
+        RestoreNode(),
+    )
+
+
+def _goes_last(pod: PodView, labels: LabelsToPause) -> bool:
+    apps = {operand.app for operand in OPERANDS if operand.label in labels.last}
+    return pod.labels.get("app") in apps or any(pod.node_selector.get(key) == value for key, value in labels.last.items())
+
+
+def _refusal_of_pods(plan: Plan, refused: Sequence[Verdict]) -> Plan:
+    lines = tuple(f"pod {each.pod.ref} {each.sentence} ({each.reason}; {each.setting})" for each in refused)
+    hint = "; ".join(dict.fromkeys(each.setting for each in refused))
+    because = f"{len(refused)} pods use the driver and may not be moved"
+    return replace(plan, path=Path.REFUSED, because=because, refusals=lines, hint=hint, ends_with=Exit.REFUSED)
+
+
+def _waits(seen: Snapshot, labels: LabelsToPause, decided: Sequence[Verdict]) -> tuple[Step, ...]:
+    """What has to end before anything is changed."""
+    left = _pods(decided, Action.LEAVE)
+    others = other_drivers(seen)
+    return (
+        *((AwaitForeignPause(labels.foreign),) if labels.foreign else ()),
+        *((AwaitPolicyOwner(left),) if left else ()),
+        *((AwaitOtherDriver(others),) if others else ()),
+    )
+
+
+def other_drivers(seen: Snapshot) -> tuple[PodView, ...]:
+    """Pods of other drivers that still live on this node."""
+    return tuple(
+        pod
+        for pod in seen.pods
+        if pod.labels.get(COMPONENT_LABEL) in DRIVER_COMPONENTS and pod.uid != seen.identity.pod_uid and not pod.is_over
+        and seen.identity.pod_uid
+    )  # fmt: skip
+
+
+def _keep_off(seen: Snapshot, settings: Settings, record: Record | None) -> KeepOff:
+    tolerations: tuple[Toleration, ...] | None = None
+    if seen.daemon_set is not None:
+        tolerations = seen.daemon_set.tolerations
+    elif seen.own_pod is not None:
+        tolerations = seen.own_pod.tolerations
+    return choose_keep_off(seen.node, tolerations, seen.run, unowned_key=settings.keep_off_taint_key, held=record.taint if record else None)
+
+
+def pod_policy(seen: Snapshot, settings: Settings, labels: LabelsToPause, keep_off: KeepOff) -> PodPolicy:
+    """What the verdicts of this snapshot's pods depend on."""
+    apps = {operand.app for operand in OPERANDS if operand.app and operand.label in labels.all}
+    return PodPolicy(
+        settings=settings,
+        identity=seen.identity,
+        paused=labels.all,
+        operand_apps=frozenset(apps),
+        keep_off=keep_off.taint,
+        is_policy_owned=seen.is_policy_owned,
+    )
+
+
+def _full_notes(seen: Snapshot, labels: LabelsToPause, keep_off: KeepOff) -> tuple[str, ...]:
+    notes = [keep_off.because]
+    if seen.is_policy_owned:
+        notes.append(f"the annotation {UPGRADE_ENABLED}=true makes an upgrade controller the owner of cordon and GPU pod eviction here")
+    notes += [
+        f"label {key} was paused by a program that left no record: {labels.all[key]!r} is a guess of its value before"
+        for key in labels.guessed
+    ]
+    if not seen.host.sees_all_processes:
+        notes.append("the processes of the host are not visible (hostPID is off): holders outside this pod go unseen")
+    return tuple(notes)
+
+
+def _new_record(seen: Snapshot, *, labels: Mapping[str, str], is_cordoned: bool) -> Record:
+    return Record(
+        run=seen.run,
+        node_uid=seen.node.uid,
+        boot_id=seen.host.boot_id,
+        started=seen.started,
+        pod=seen.identity,
+        labels=labels,
+        is_cordoned=is_cordoned,
+    )
+
+
+def _pods(decided: Sequence[Verdict], action: Action) -> tuple[PodView, ...]:
+    return tuple(each.pod for each in decided if each.action is action)
+
+
+# Parts that several ways share --------------------------------------------------------------------------------------
+
+
+def _files(host: HostView, *, with_state: bool) -> tuple[Step, ...]:
+    paths = [f"/{STATE_FILE}"] if with_state and host.state_digest is not None else []
+    paths += [f"/{VALIDATIONS}/{name}" for name in host.markers]
+    return (RemoveFiles(tuple(paths)),) if paths else ()
+
+
+def _unmounts(host: HostView, *, is_detach_at_once: bool) -> tuple[Step, ...]:
+    """One step for each mount, the last mounted first: so deeper ones and the tops of stacks come before what they cover."""
+    return tuple(Unmount(mount, is_detach_at_once) for mount in reversed(host.mounts))
+
+
+def _pid_file(host: HostView) -> tuple[Step, ...]:
+    return (RemovePidFile(),) if host.has_pid_file else ()
+
+
+def _network_driver(host: HostView, settings: Settings) -> tuple[Step, ...]:
+    """GPU pods that use RDMA need the network driver up before the new GPU driver loads; after the unload (N26)."""
+    if settings.gpu_direct_rdma_enabled and any(each.vendor == "0x15b3" for each in host.pci):
+        return (AwaitNetworkDriver(settings.use_host_mofed),)
+    return ()
+
+
+# Another round ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What a look in mid-run found."""
+
+    evict: tuple[PodView, ...] = ()
+    leaving: tuple[PodView, ...] = ()
+    left_to_owner: tuple[PodView, ...] = ()
+    other_drivers: tuple[PodView, ...] = ()
+    refused: tuple[Verdict, ...] = ()
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether nobody uses the driver."""
+        return not (self.evict or self.leaving or self.left_to_owner or self.other_drivers or self.refused)
+
+
+def plan_round(seen: Snapshot, settings: Settings, record: Record) -> Round:
+    """Who uses the driver now, in a node that `record` has paused."""
+    labels = LabelsToPause(first=record.labels)
+    policy = pod_policy(seen, settings, labels, KeepOff(record.taint, ""))
+    decided = verdicts(seen.pods, policy)
+    return Round(
+        evict=_pods(decided, Action.EVICT),
+        leaving=_pods(decided, Action.AWAIT),
+        left_to_owner=_pods(decided, Action.LEAVE),
+        other_drivers=other_drivers(seen),
+        refused=tuple(each for each in decided if each.action in (Action.REFUSE, Action.PARK)),
+    )
+
+
+def needed_permissions(plan: Plan) -> tuple[tuple[str, str, str], ...]:
+    """Verb, group and resource of everything that the plan's steps need."""
+    needs: list[tuple[str, str, str]] = []
+    for step in (*plan.steps, *plan.on_failure):
+        match step:
+            case PauseNode() | PauseLast() | BeginUnload() | RestoreNode() | MarkHostDriver() | UnmarkHostDriver():
+                needs.append(("patch", "", "nodes"))
+            case AwaitPolicyOwner():
+                needs += [("patch", "", "nodes"), ("watch", "", "pods")]
+            case TryEvictions():
+                needs.append(("create", "", "pods/eviction"))
+            case FreePods() | AwaitOtherDriver():
+                needs.append(("watch", "", "pods"))
+            case _:
+                pass
+    return tuple(dict.fromkeys(needs))

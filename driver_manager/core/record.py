@@ -1,0 +1,261 @@
+"""The record on the node: what this program changed there, with the original values, in one annotation.
+
+It is written in the same patch that makes the changes, and goes in the same patch that takes them back. What it does not hold is not ours
+(R3). A value that somebody else changed meanwhile is theirs: it is left alone and reported.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any, Final
+
+from driver_manager.core.snapshot import Identity, NodeView, Taint
+from driver_manager.errors import InvariantBroken
+from driver_manager.names import KEEP_CORDON, PAUSED, RECORD, TAINT_VALUE_PREFIX
+
+VERSION: Final = 1
+MAX_BYTES: Final = 16 * 1024
+
+
+class Phase(StrEnum):
+    """How far the run that wrote the record had come."""
+
+    PAUSED = "paused"
+    """The node is paused; the driver is still whole."""
+    UNLOADING = "unloading"
+    """Something of the driver may be gone, so what the state file says may be untrue."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What one run changed on one node."""
+
+    run: str
+    node_uid: str
+    boot_id: str
+    started: str
+    """Time of day by this machine's clock; shown to people, never compared."""
+    phase: Phase = Phase.PAUSED
+    pod: Identity = field(default_factory=Identity)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Label -> value before it was paused."""
+    is_cordoned: bool = False
+    """Whether this run made the node unschedulable."""
+    taint: Taint | None = None
+
+
+class BadRecord(ValueError):
+    """The annotation is there and cannot be read."""
+
+
+def encode(record: Record) -> str:
+    """The annotation's value.
+
+    Raises:
+        InvariantBroken: it would be larger than MAX_BYTES.
+    """
+    body: dict[str, Any] = {
+        "version": VERSION,
+        "run": record.run,
+        "nodeUID": record.node_uid,
+        "bootID": record.boot_id,
+        "started": record.started,
+        "phase": str(record.phase),
+        "labels": dict(sorted(record.labels.items())),
+        "cordoned": record.is_cordoned,
+    }
+    if record.pod.pod_uid:
+        body["pod"] = {"namespace": record.pod.namespace, "name": record.pod.pod_name, "uid": record.pod.pod_uid}
+    if record.taint is not None:
+        body["taint"] = {"key": record.taint.key, "value": record.taint.value, "effect": record.taint.effect}
+    text = json.dumps(body, separators=(",", ":"))
+    if len(text.encode()) > MAX_BYTES:
+        raise InvariantBroken(f"the record of the node would be {len(text.encode())} bytes, more than {MAX_BYTES}")
+    return text
+
+
+def decode(text: str) -> Record:
+    """Reads an annotation's value.
+
+    Raises:
+        BadRecord: with what is wrong.
+    """
+    try:
+        body = json.loads(text)
+    except ValueError as error:
+        raise BadRecord(f"it is not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise BadRecord("it is not a JSON object")
+    if body.get("version") != VERSION:
+        raise BadRecord(f"its version is {body.get('version')!r}, and this program reads {VERSION}")
+    pod = _optional(body, "pod", dict) or {}
+    taint = _optional(body, "taint", dict)
+    labels = _required(body, "labels", dict)
+    if not all(isinstance(key, str) and isinstance(value, str) for key, value in labels.items()):
+        raise BadRecord("its labels are not all text")
+    phase = _required(body, "phase", str)
+    if phase not in list(Phase):
+        raise BadRecord(f"its phase is {phase!r}")
+    return Record(
+        run=_required(body, "run", str),
+        node_uid=_required(body, "nodeUID", str),
+        boot_id=_required(body, "bootID", str),
+        started=_required(body, "started", str),
+        phase=Phase(phase),
+        pod=Identity(*(_required(pod, key, str) for key in ("namespace", "name", "uid"))) if pod else Identity(),
+        labels=labels,
+        is_cordoned=_required(body, "cordoned", bool),
+        taint=Taint(*(_required(taint, key, str) for key in ("key", "value", "effect"))) if taint else None,
+    )
+
+
+def _required(body: Mapping[str, Any], key: str, kind: type[Any]) -> Any:
+    value = body.get(key)
+    if not isinstance(value, kind):
+        raise BadRecord(f"its {key} is {value!r}")
+    return value
+
+
+def _optional(body: Mapping[str, Any], key: str, kind: type[Any]) -> Any:
+    return _required(body, key, kind) if body.get(key) is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The record that a node carries, if it is one of this node."""
+
+    record: Record | None = None
+    complaint: str = ""
+    """Why the annotation that is there does not count."""
+    is_unreadable: bool = False
+
+
+def find_record(node: NodeView) -> Found:
+    """The record on a node. One that was copied from another node, or from an earlier node of that name, is none."""
+    text = node.annotations.get(RECORD)
+    if text is None:
+        return Found()
+    try:
+        record = decode(text)
+    except BadRecord as error:
+        return Found(None, f"the annotation {RECORD} of node {node.name} cannot be read: {error}", is_unreadable=True)
+    if record.node_uid != node.uid:
+        return Found(None, f"the annotation {RECORD} of node {node.name} belongs to another node (uid {record.node_uid})")
+    return Found(record)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeChange:
+    """What to write on a node; shaped like ports.NodePatch, without name and version."""
+
+    labels: Mapping[str, str | None] = field(default_factory=dict)
+    annotations: Mapping[str, str | None] = field(default_factory=dict)
+    unschedulable: bool | None = None
+    taints: tuple[Taint, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Undo:
+    """How a record is taken back, and what is not, with the reason."""
+
+    change: NodeChange
+    left_alone: tuple[str, ...] = ()
+
+
+def apply_record(record: Record, node: NodeView, *, labels: Mapping[str, str] | None = None) -> NodeChange:
+    """What makes the node as the record says it is: paused, cordoned, tainted, with the record on it.
+
+    Args:
+        record: the record to write.
+        node: the node as it is now.
+        labels: the labels to pause, of those in the record; all by default.
+    """
+    paused = record.labels if labels is None else labels
+    return NodeChange(
+        labels={key: PAUSED for key in paused if node.labels.get(key) != PAUSED},
+        annotations={RECORD: encode(record)},
+        unschedulable=True if record.is_cordoned and not node.unschedulable else None,
+        taints=_with_taint(node, record.taint),
+    )
+
+
+def _with_taint(node: NodeView, taint: Taint | None) -> tuple[Taint, ...] | None:
+    """The node's taints with ours in place of one of an earlier run of ours; None where nothing changes or the key is not free.
+
+    A node holds one taint for each key and effect, and one that is not ours is never replaced.
+    """
+    if taint is None:
+        return None
+    same = [t for t in node.taints if (t.key, t.effect) == (taint.key, taint.effect)]
+    if any(t.value == taint.value or not t.value.startswith(TAINT_VALUE_PREFIX) for t in same):
+        return None
+    return (*(t for t in node.taints if t not in same), taint)
+
+
+def undo_record(record: Record, node: NodeView) -> Undo:
+    """What puts the node back, each value only where it is still what this program wrote."""
+    left = []
+    labels: dict[str, str | None] = {}
+    for key, original in record.labels.items():
+        value = node.labels.get(key)
+        if value == PAUSED:
+            labels[key] = original
+        elif value != original:
+            left.append(f"label {key} is {_shown(value)} now, it was {original!r} before: somebody else changed it")
+    unschedulable = None
+    if record.is_cordoned and node.unschedulable:
+        if node.annotations.get(KEEP_CORDON) == "true":
+            left.append(f"the cordon stays: the annotation {KEEP_CORDON} asks for it")
+        else:
+            unschedulable = False
+    taints = None
+    if record.taint is not None:
+        ours = (record.taint.key, record.taint.value, record.taint.effect)
+        others = tuple(t for t in node.taints if (t.key, t.value, t.effect) != ours)
+        taints = others if len(others) < len(node.taints) else None
+    change = NodeChange(labels=labels, annotations={RECORD: None}, unschedulable=unschedulable, taints=taints)
+    return Undo(change, tuple(left))
+
+
+def _shown(value: str | None) -> str:
+    return "gone" if value is None else repr(value)
+
+
+def taken_off(record: Record, node: NodeView, *, paused: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """What this run put on the node and somebody took off since, in words.
+
+    Args:
+        record: of this run.
+        node: as it is now.
+        paused: labels paused so far; all of the record by default.
+    """
+    wanted = record.labels if paused is None else paused
+    gone = [f"label {key}" for key in wanted if node.labels.get(key) != PAUSED]
+    if record.is_cordoned and not node.unschedulable:
+        gone.append("the cordon")
+    if record.taint is not None and _with_taint(node, record.taint) is not None:
+        gone.append(f"the taint {record.taint.key}")
+    return tuple(gone)
+
+
+def leftovers(record: Record, node: NodeView) -> tuple[str, ...]:
+    """What of the record is still on the node after it was taken back; R4 is held by this being empty."""
+    undo = undo_record(record, node)
+    still = [f"label {key}" for key in undo.change.labels]
+    still += ["the cordon"] if undo.change.unschedulable is False else []
+    still += ["the taint"] if undo.change.taints is not None else []
+    still += ["the record"] if (found := find_record(node).record) is not None and found.run == record.run else []
+    return tuple(still)
+
+
+def merged(old: Record | None, new: Record) -> Record:
+    """A new run's record that keeps what an earlier run of the same boot had changed (decision 7)."""
+    if old is None:
+        return new
+    return replace(
+        new,
+        labels={**old.labels, **new.labels},
+        is_cordoned=old.is_cordoned or new.is_cordoned,
+        taint=new.taint or old.taint,
+    )
