@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -54,11 +53,16 @@ hypothesis.settings.register_profile("quick", max_examples=50, deadline=None)
 hypothesis.settings.register_profile(
     "deep", max_examples=2000, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
-hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds --deep; tests with seeds of their own ask config.getoption("deep")."""
+    parser.addoption("--deep", action="store_true", help="many more examples and seeds, as scripts/test deep does")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Registers the markers that open the guard."""
+    """Registers the markers that open the guard, and chooses the hypothesis profile."""
+    hypothesis.settings.load_profile("deep" if config.getoption("deep") else "quick")
     config.addinivalue_line("markers", "real_processes: starts real processes, on purpose")
     config.addinivalue_line("markers", "real_sockets: opens real sockets, on purpose")
 
