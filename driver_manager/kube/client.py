@@ -1,0 +1,172 @@
+"""The Cluster port on the official client.
+
+The client library gives configuration, credentials and transport; its models and ApiClient are left out, because they
+cost more time and memory at the start than all the rest of a run. Reads are tried again here while the server does not
+answer; writes never are, because only the caller knows whether the decision behind a write still holds.
+"""
+
+import logging
+from collections.abc import AsyncGenerator, Callable
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import msgspec
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential
+
+from driver_manager.core.snapshot import (
+    DaemonSetView,
+    Identity,
+    NodeView,
+    Permissions,
+    PodChange,
+    PodList,
+    PodView,
+)
+from driver_manager.errors import Unreachable
+from driver_manager.kube import calls, views
+from driver_manager.kube.calls import Call
+from driver_manager.kube.refusals import Expired, unreadable
+from driver_manager.kube.watch import PodWatch
+from driver_manager.ports import Clock, NodePatch
+
+if TYPE_CHECKING:
+    from driver_manager.kube.connection import Connection
+
+logger = logging.getLogger(__name__)
+
+View = TypeVar("View")
+
+RETRY_SECONDS: Final = 30.0
+"""A read that got no answer is begun again at most so long after the first try."""
+RETRY_WAIT: Final = wait_exponential(multiplier=0.2, max=5.0)
+RETRY_ON: Final = retry_if_exception_type(Unreachable)
+LIST_TRIES: Final = 3
+"""How often a list is begun anew because the server forgot it half-way."""
+
+
+async def connect(kubeconfig: str | None, clock: Clock, *, request_timeout: float = 10.0) -> "KubeCluster":
+    """Gets ready to talk to the API server, without a request.
+
+    Args:
+        kubeconfig: paths as in $KUBECONFIG; None for the service account of the pod we run in.
+        clock: for the pauses between tries.
+        request_timeout: seconds that one request may take.
+
+    Raises:
+        ConfigError: the configuration is missing or cannot be used.
+    """
+    from driver_manager.kube.connection import Connection  # loads the libraries: most of the start-up
+
+    connection = await Connection.open(kubeconfig, request_timeout)
+    return KubeCluster(connection, clock, views.identity(await connection.token()))
+
+
+class KubeCluster:
+    """A Cluster (`ports.Cluster`) behind a real API server."""
+
+    def __init__(self, connection: "Connection", clock: Clock, identity: Identity) -> None:
+        self._connection = connection
+        self._clock = clock
+        self._identity = identity
+
+    @property
+    def identity(self) -> Identity:
+        """Who the account's token says we are."""
+        return self._identity
+
+    async def node(self, name: str) -> NodeView:
+        """Reads a Node."""
+        return await self._read(calls.get_node(name), views.node_view)
+
+    async def patch_node(self, patch: NodePatch) -> NodeView:
+        """Changes a Node and gives it as it is then."""
+        call = calls.patch_node(patch)
+        return _decode(call, await self._connection.answer(call), views.node_view)
+
+    async def pods_on(self, node_name: str) -> PodList:
+        """Lists the pods bound to a node, in all namespaces."""
+        tries = 1
+        while True:
+            try:
+                return await self._list_pods(node_name)
+            except Expired as error:
+                if tries == LIST_TRIES:
+                    raise Unreachable(f"{error.message} ({tries} times)") from error
+                tries += 1
+                logger.info("the list of pods expired half-way, listing again", extra={"node": node_name})
+
+    def pod_changes(self, node_name: str, since: PodList) -> AsyncGenerator[PodChange, None]:
+        """Follows the pods of a node without end, from a list on."""
+        return PodWatch(self._connection, self._clock, node_name, since, lambda: self.pods_on(node_name)).changes()
+
+    async def daemon_set(self, namespace: str, name: str) -> DaemonSetView:
+        """Reads a DaemonSet."""
+        return await self._read(calls.get_daemon_set(namespace, name), views.daemon_set_view)
+
+    async def permissions(self, namespace: str) -> Permissions:
+        """What the account may do. The request creates nothing, so it is a read."""
+        return await self._read(calls.review_rules(namespace), views.permissions)
+
+    async def may(self, verb: str, group: str, resource: str, namespace: str = "") -> bool:
+        """Whether the account may do one thing. The request creates nothing, so it is a read."""
+        return await self._read(calls.review_access(verb, group, resource, namespace), views.is_allowed)
+
+    async def evict(self, pod: PodView, *, dry_run: bool = False, grace_seconds: int | None = None) -> None:
+        """Asks for the eviction of exactly this pod."""
+        await self._connection.answer(calls.evict_pod(pod, dry_run=dry_run, grace_seconds=grace_seconds))
+
+    async def close(self) -> None:
+        """Lets go of all connections."""
+        await self._connection.close()
+
+    async def _list_pods(self, node_name: str) -> PodList:
+        pods: list[PodView] = []
+        token = ""
+        while True:
+            page = await self._read(calls.list_pods(node_name, token), views.pod_page)
+            pods.extend(page.pods)
+            token = page.token
+            if not token:
+                return PodList(tuple(pods), page.resource_version)
+
+    async def _read(self, call: Call, view: Callable[[bytes], View]) -> View:
+        """Makes a request that changes nothing, again while there is no answer."""
+        started = self._clock.now()
+
+        def is_late(state: RetryCallState) -> bool:
+            return self._clock.now() - started + state.upcoming_sleep > RETRY_SECONDS
+
+        retrying = AsyncRetrying(
+            sleep=self._clock.sleep,
+            retry=RETRY_ON,
+            wait=_pause,
+            stop=is_late,
+            before_sleep=_tell,
+            reraise=True,
+        )
+        return _decode(call, await retrying(self._connection.answer, call), view)
+
+
+def _decode(call: Call, body: bytes, view: Callable[[bytes], View]) -> View:
+    try:
+        return view(body)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise unreadable(call, 200, body) from error
+
+
+def _failure(state: RetryCallState) -> Unreachable | None:
+    error = state.outcome.exception() if state.outcome else None
+    return error if isinstance(error, Unreachable) else None
+
+
+def _pause(state: RetryCallState) -> float:
+    """Seconds to the next try: growing, and never less than the server asked for."""
+    error = _failure(state)
+    return max(RETRY_WAIT(state), error.retry_after if error else 0.0)
+
+
+def _tell(state: RetryCallState) -> None:
+    error = _failure(state)
+    logger.warning(
+        "no answer from the API server, trying again",
+        extra={"error": error.message if error else "", "pause_seconds": round(state.upcoming_sleep, 1)},
+    )
