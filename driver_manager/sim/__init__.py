@@ -1,1 +1,4 @@
-"""Cluster, Host and Clock in memory, in virtual time: for rehearsals, the demo and tests."""
+"""A cluster, a machine and a clock in memory, in virtual time: for rehearsals, for the demo and for the tests.
+
+Start at `world.World`. The facts it copies from real servers and kernels are held by `tests/contract`.
+"""

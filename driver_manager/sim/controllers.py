@@ -1,0 +1,255 @@
+"""The controllers of the control plane: DaemonSets, ReplicaSets, the scheduler, budgets, and the node lifecycle.
+
+Each looks at the state a moment after a change and does one round of what the real one does; the facts are measured (section 5 of the
+control plane's notes, held by the contract tests).
+"""
+
+from dataclasses import replace
+from typing import Final
+
+from driver_manager.core.snapshot import Owner, Taint
+from driver_manager.names import UNSCHEDULABLE_TAINT
+from driver_manager.sim.objects import (
+    DAEMON_TOLERATIONS,
+    POD_TOLERATIONS,
+    Budget,
+    DaemonSet,
+    Deployment,
+    Node,
+    Pod,
+    PodSpec,
+    matches,
+    tolerates,
+)
+from driver_manager.sim.server import Server
+from driver_manager.sim.store import Store
+
+FIRST_BACKOFF: Final = 0.005
+LONGEST_BACKOFF: Final = 1000.0
+DISRUPTED_FOR: Final = 120.0
+"""How long a budget remembers a pod that was let go and does not go."""
+TEMPLATE_HASH: Final = "6c8f9b7d5"
+
+
+class Controllers:
+    """All controllers of one cluster."""
+
+    def __init__(self, store: Store, server: Server) -> None:
+        self.store = store
+        self.server = server
+        self.refused_creates: dict[str, str] = {}
+        """Owners whose pods admission refuses, `namespace/name`, with the reason."""
+        store.node_listeners.append(self.node_changed)
+        store.pod_listeners.append(self.pod_changed)
+
+    # What wakes whom ----------------------------------------------------------------------------------------------
+
+    def node_changed(self, node: Node) -> None:
+        """A node was written."""
+        timers, latencies = self.store.timers, self.store.latencies
+        timers.wake("lifecycle", node.name, latencies.lifecycle, lambda: self.mark_cordon(node))
+        for daemon_set in self.store.daemon_sets.values():
+            self.wake_daemon_set(daemon_set)
+        timers.wake("scheduler", "", latencies.scheduler, self.schedule)
+        if any(taint.effect == "NoExecute" for taint in node.taints):
+            timers.wake("taints", node.name, latencies.lifecycle, lambda: self.throw_out(node))
+
+    def pod_changed(self, pod: Pod) -> None:
+        """A pod was written or removed."""
+        timers, latencies = self.store.timers, self.store.latencies
+        if pod.owner is not None:
+            for daemon_set in self.store.daemon_sets.values():
+                if daemon_set.uid == pod.owner.uid:
+                    self.wake_daemon_set(daemon_set)
+            for deployment in self.store.deployments.values():
+                if deployment.uid == pod.owner.uid:
+                    self.wake_deployment(deployment)
+        for budget in self.store.budgets.values():
+            if budget.covers(pod):
+                self.wake_budget(budget)
+        timers.wake("scheduler", "", latencies.scheduler, self.schedule)
+
+    def wake_daemon_set(self, daemon_set: DaemonSet, seconds: float | None = None) -> None:
+        """Has the DaemonSet controller look at one of them."""
+        delay = self.store.latencies.daemon_set if seconds is None else seconds
+        self.store.timers.wake("daemonset", daemon_set.uid, delay, lambda: self.sync_daemon_set(daemon_set))
+
+    def wake_deployment(self, deployment: Deployment) -> None:
+        """Has the ReplicaSet controller look at one of them."""
+        delay = self.store.latencies.replica_set
+        self.store.timers.wake("replicaset", deployment.uid, delay, lambda: self.sync_deployment(deployment))
+
+    def wake_budget(self, budget: Budget) -> None:
+        """Has the disruption controller look at one budget."""
+        delay = self.store.latencies.budget
+        self.store.timers.wake("budget", f"{budget.namespace}/{budget.name}", delay, lambda: self.sync_budget(budget))
+
+    # DaemonSets ---------------------------------------------------------------------------------------------------
+
+    def sync_daemon_set(self, daemon_set: DaemonSet) -> None:
+        """Deletes where the node does not match any more, creates where a pod is missing."""
+        if self.store.daemon_sets.get(f"{daemon_set.namespace}/{daemon_set.name}") is not daemon_set:
+            return
+        for node in list(self.store.nodes.values()):
+            there = [pod for pod in self.store.pods_of(daemon_set.uid) if node.name in (pod.node_name, pod.target)]
+            tolerations = daemon_set.spec.tolerations + DAEMON_TOLERATIONS
+            belongs = matches(daemon_set.spec.node_selector, node.labels)
+            if not belongs or not tolerates(tolerations, node.taints, "NoExecute"):
+                for pod in there:
+                    if pod.marked_at is None:
+                        self.server.delete_pod(pod, who="daemonset-controller")
+                continue
+            alive = [pod for pod in there if not (pod.marked_at is not None and pod.is_over)]
+            for pod in [one for one in alive if one.is_over]:
+                self.server.delete_pod(pod, who="daemonset-controller")
+            spare = [pod for pod in alive if pod.is_active][1:]
+            for pod in spare:
+                self.server.delete_pod(pod, who="daemonset-controller")
+            if not alive and tolerates(tolerations, node.taints, "NoSchedule") and not self._create_daemon(daemon_set, node):
+                return  # the rest of the batch is skipped after a refusal
+
+    def _create_daemon(self, daemon_set: DaemonSet, node: Node) -> bool:
+        ref = f"{daemon_set.namespace}/{daemon_set.name}"
+        reason = self.refused_creates.get(ref)
+        if reason is not None or daemon_set.namespace in self.store.terminating:
+            pause = min(FIRST_BACKOFF * 2**daemon_set.refusals, LONGEST_BACKOFF)
+            daemon_set.refusals += 1
+            self.store.write("daemonset-controller", "FailedCreate", ref, reason or "namespace is being terminated")
+            self.store.timers.later(pause, lambda: self.sync_daemon_set(daemon_set))
+            return False
+        daemon_set.refusals = 0
+        labels = {"controller-revision-hash": TEMPLATE_HASH, "pod-template-generation": "1"}
+        pod = self.make_pod(daemon_set.namespace, f"{daemon_set.name}-{self.store.suffix()}", daemon_set.spec, daemon_set.owner)
+        pod.labels.update(labels)
+        pod.tolerations = daemon_set.spec.tolerations + DAEMON_TOLERATIONS
+        pod.target = node.name
+        self.store.write("daemonset-controller", "create", pod.ref, node.name)
+        self.store.pod_written(pod)
+        return True
+
+    # ReplicaSets --------------------------------------------------------------------------------------------------
+
+    def sync_deployment(self, deployment: Deployment) -> None:
+        """Keeps the number of pods that are neither marked nor over."""
+        if self.store.deployments.get(f"{deployment.namespace}/{deployment.name}") is not deployment:
+            return
+        active = [pod for pod in self.store.pods_of(deployment.uid) if pod.is_active]
+        for pod in active[deployment.replicas :]:
+            self.server.delete_pod(pod, who="replicaset-controller")
+        if deployment.namespace in self.store.terminating:
+            return
+        for _ in range(deployment.replicas - len(active)):
+            owner = deployment.owner
+            pod = self.make_pod(deployment.namespace, f"{owner.name}-{self.store.suffix()}", deployment.spec, owner)
+            self.store.write("replicaset-controller", "create", pod.ref)
+            self.store.pod_written(pod)
+
+    def make_pod(self, namespace: str, name: str, spec: PodSpec, owner: Owner | None) -> Pod:
+        """A new pod, not yet written."""
+        return Pod(
+            namespace=namespace,
+            name=name,
+            uid=self.store.uid(),
+            spec=spec,
+            owner=owner,
+            tolerations=spec.tolerations + POD_TOLERATIONS,
+            labels=dict(spec.labels),
+            annotations=dict(spec.annotations),
+            finalizers=spec.finalizers,
+        )
+
+    # The scheduler ------------------------------------------------------------------------------------------------
+
+    def schedule(self) -> None:
+        """Binds what can be bound."""
+        for pod in list(self.store.pods.values()):
+            if pod.node_name is not None or pod.marked_at is not None:
+                continue
+            node = self.choose_node(pod)
+            if node is not None:
+                pod.node_name = node.name
+                self.store.pod_written(pod)
+
+    def choose_node(self, pod: Pod) -> Node | None:
+        """The fitting node with the most free GPUs; of equal ones the first made."""
+        nodes = [node for node in self.store.nodes.values() if pod.target in (None, node.name)]
+        fitting = [node for node in nodes if self.fits(pod, node)]
+        return max(fitting, key=self.store.free_gpus, default=None)
+
+    def fits(self, pod: Pod, node: Node) -> bool:
+        """Whether the scheduler may put it there."""
+        taints = node.taints
+        if node.unschedulable and all(taint.key != UNSCHEDULABLE_TAINT for taint in taints):
+            taints = (*taints, Taint(UNSCHEDULABLE_TAINT))
+        return (
+            not node.is_down
+            and tolerates(pod.tolerations, taints, "NoSchedule", "NoExecute")
+            and matches(pod.spec.node_selector, node.labels)
+            and self.store.free_gpus(node) >= pod.spec.gpus
+        )
+
+    # Nodes --------------------------------------------------------------------------------------------------------
+
+    def mark_cordon(self, node: Node) -> None:
+        """Keeps the taint `unschedulable` in step with the field, as a write of its own."""
+        has = any(taint.key == UNSCHEDULABLE_TAINT for taint in node.taints)
+        if has == node.unschedulable or self.store.nodes.get(node.name) is not node:
+            return
+        if node.unschedulable:
+            node.taints = (*node.taints, Taint(UNSCHEDULABLE_TAINT, time_added=self.store.wall()))
+        else:
+            node.taints = tuple(taint for taint in node.taints if taint.key != UNSCHEDULABLE_TAINT)
+        self.store.node_written(node)
+
+    def throw_out(self, node: Node) -> None:
+        """Deletes the pods that do not tolerate a NoExecute taint."""
+        for pod in self.store.pods_bound_to(node.name):
+            if pod.marked_at is None and not tolerates(pod.tolerations, node.taints, "NoExecute"):
+                self.server.delete_pod(pod, who="taint-eviction-controller")
+
+    # Budgets ------------------------------------------------------------------------------------------------------
+
+    def sync_budget(self, budget: Budget) -> None:
+        """Counts anew."""
+        pods = [pod for pod in self.store.pods.values() if budget.covers(pod)]
+        now = self.store.timers.now()
+        let_go = {
+            name: at
+            for name, at in budget.disrupted.items()
+            if now - at < DISRUPTED_FOR and any(pod.name == name and pod.marked_at is None for pod in pods)
+        }
+        budget.disrupted = let_go
+        expected, scale = len(pods), self._scale(pods)
+        if budget.max_unavailable is not None:
+            expected = scale
+            budget.desired = max(0, scale - _number(budget.max_unavailable, scale))
+        elif isinstance(budget.min_available, str):
+            expected = scale
+            budget.desired = _number(budget.min_available, scale)
+        else:
+            budget.desired = budget.min_available or 0
+        budget.current = sum(pod.is_ready and pod.marked_at is None and pod.name not in let_go for pod in pods)
+        budget.allowed = max(0, budget.current - budget.desired) if expected else 0
+        budget.is_observed = True
+
+    def _scale(self, pods: list[Pod]) -> int:
+        total, owners = 0, []
+        for pod in pods:
+            if pod.owner is None or pod.owner in owners:
+                continue
+            owners.append(pod.owner)
+            replicas = [one.replicas for one in self.store.deployments.values() if one.uid == pod.owner.uid]
+            total += sum(replicas) if replicas else len(self.store.pods_of(pod.owner.uid))
+        return total
+
+
+def _number(value: int | str, whole: int) -> int:
+    """A number, or a share of the whole, rounded up as the controller does."""
+    if isinstance(value, int):
+        return value
+    return -(-whole * int(value.rstrip("%")) // 100)
+
+
+def with_labels(spec: PodSpec, labels: dict[str, str]) -> PodSpec:
+    """The same with more labels."""
+    return replace(spec, labels={**spec.labels, **labels})

@@ -1,0 +1,163 @@
+"""The Host port on a simulated machine, in one life."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TypeVar
+
+from driver_manager import names
+from driver_manager.core.snapshot import HolderScan, HostView, MountView
+from driver_manager.errors import HostError, LockHeld
+from driver_manager.sim.faults import Hung, Life, When
+from driver_manager.sim.machine import Machine
+
+T = TypeVar("T")
+
+
+class SimHost:
+    """The machine, as one life of the program reaches it."""
+
+    def __init__(self, machine: Machine, life: Life) -> None:
+        self.machine = machine
+        self._life = life
+
+    async def look(self) -> HostView:
+        """Reads the host."""
+        await self._read("look")
+        return self.machine.view()
+
+    async def holders(self) -> HolderScan:
+        """Finds who has a GPU device open."""
+        await self._read("holders")
+        return self.machine.scan()
+
+    async def host_driver_version(self, timeout: float) -> str | None:
+        """What the host's own nvidia-smi says."""
+        try:
+            await self._life.gate("host", "host_driver_version", {"timeout": timeout})
+        except Hung:
+            await self._life.sleep(timeout)
+            return None
+        await self._life.sleep(min(timeout, self.machine.smi_seconds))
+        return self.machine.smi_version if self.machine.smi_seconds < timeout else None
+
+    def lock(self, timeout: float) -> AbstractAsyncContextManager[None]:
+        """Holds the node's lock."""
+        return self._locked(timeout)
+
+    @contextlib.asynccontextmanager
+    async def _locked(self, timeout: float) -> AsyncIterator[None]:
+        await self._life.gate("host", "lock", {"timeout": timeout})
+        me = f"process {10_000 + self._life.number} (driver-manager)"
+        deadline = asyncio.get_running_loop().time() + timeout
+        while self.machine.lock_holder is not None:
+            rest = deadline - asyncio.get_running_loop().time()
+            if rest <= 0:
+                raise LockHeld(f"/{names.LOCK_FILE} is held by {self.machine.lock_holder}", errno_name="EWOULDBLOCK")
+            await self._life.sleep(min(rest, 0.1))
+        self.machine.lock_holder = me
+
+        def free() -> None:
+            if self.machine.lock_holder == me:
+                self.machine.lock_holder = None
+
+        self._life.on_death(free)
+        try:
+            yield
+        finally:
+            free()
+
+    async def unload_module(self, name: str, timeout: float) -> None:
+        """Unloads one module."""
+
+        def stuck() -> HostError:
+            return self.machine.stuck("delete_module", name, timeout)
+
+        module = self.machine.modules.get(name)
+        is_stuck = module is not None and module.is_stuck and self.machine.refcount(name) == 0
+        seconds = self.machine.unload_seconds if module is not None else 0.0
+        await self._write(
+            "unload_module",
+            {"name": name},
+            lambda: self.machine.unload(name),
+            seconds=seconds,
+            timeout=timeout,
+            stuck=stuck,
+            hangs=is_stuck,
+        )
+
+    async def unmount(self, mount: MountView, *, detach: bool, timeout: float) -> None:
+        """Takes one mount away."""
+
+        def stuck() -> HostError:
+            return self.machine.stuck("umount2", mount.target, timeout)
+
+        top = self.machine.top_mount(mount.target)
+        await self._write(
+            "unmount",
+            {"target": mount.target, "detach": detach},
+            lambda: self.machine.unmount(mount.target, detach=detach),
+            timeout=timeout,
+            stuck=stuck,
+            hangs=top is not None and top.is_stuck,
+        )
+
+    async def remove_file(self, path: str) -> bool:
+        """Removes a file below /run."""
+        where = "/" + path.lstrip("/")
+
+        def remove() -> bool:
+            if not where.startswith("/run/") or "/../" in where:
+                raise HostError(f"{path} is not below /run", errno_name="EPERM")
+            return self.machine.remove_file(where)
+
+        return await self._write("remove_file", {"path": where}, remove)
+
+    async def remove_pid_file(self) -> bool:
+        """Removes the driver container's pid file unless its lock is held."""
+
+        def remove() -> bool:
+            return not self.machine.has_pid_lock and self.machine.remove_file("/" + names.PID_FILE)
+
+        return await self._write("remove_pid_file", {}, remove)
+
+    async def wait_for_change(self, pids: Sequence[int], timeout: float) -> None:
+        """Returns when one of the processes has ended, else after the timeout."""
+        await self._read("wait_for_change")
+        wanted = list(pids)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                while not wanted or all(pid in self.machine.processes for pid in wanted):
+                    await self.machine.changed.wait()
+        self._life.check()
+
+    async def _read(self, name: str) -> None:
+        try:
+            await self._life.gate("host", name)
+        except Hung:
+            await asyncio.get_running_loop().create_future()
+
+    async def _write(
+        self,
+        name: str,
+        args: Mapping[str, object],
+        effect: Callable[[], T],
+        *,
+        seconds: float = 0.0,
+        timeout: float = 10.0,
+        stuck: Callable[[], HostError] | None = None,
+        hangs: bool = False,
+    ) -> T:
+        """One call into the kernel: a boundary, the effect, another boundary."""
+        try:
+            await self._life.gate("host", name, args, is_write=True)
+        except Hung:
+            hangs = True
+        if hangs:
+            await self._life.sleep(timeout)
+            raise stuck() if stuck else HostError(f"{name} did not come back", errno_name="EIO")
+        await self._life.sleep(seconds)
+        result = effect()
+        await self._life.gate("host", name, args, when=When.AFTER, is_write=True)
+        return result

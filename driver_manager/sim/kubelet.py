@@ -1,0 +1,125 @@
+"""The kubelets: they take bound pods through their lives, and the processes on the machine with them."""
+
+import math
+from collections.abc import Callable
+from typing import Final
+
+from driver_manager.names import MIRROR
+from driver_manager.sim.machine import Machine
+from driver_manager.sim.objects import Node, Phase, Pod
+from driver_manager.sim.store import Store
+
+MIRROR_BACK: Final = 1.0
+"""Seconds until a static pod's mirror is made again."""
+
+
+class Kubelets:
+    """Those of all nodes of one cluster."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.machines: dict[str, Machine] = {}
+        """Of the nodes that have one."""
+        self._begun: dict[str, bool] = {}
+        self._ending: dict[str, float] = {}
+        self._held: dict[str, list[Callable[[], None]]] = {}
+        store.pod_listeners.append(self.pod_changed)
+
+    def pod_changed(self, pod: Pod) -> None:
+        """A pod was written or removed."""
+        if pod.node_name is None:
+            return
+        if pod.is_gone:
+            if pod.spec.stop_seconds is not None:
+                self._stop_process(pod)
+            return
+        if pod.marked_at is not None:
+            self._plan_end(pod)
+        elif pod.uid not in self._begun and pod.phase is Phase.PENDING:
+            self._begun[pod.uid] = True
+            self._do(pod, self.store.latencies.start + pod.spec.start_seconds, lambda: self.start(pod))
+
+    def set_down(self, node: Node, is_down: bool) -> None:
+        """Stops or wakes the kubelet of a node; what came due meanwhile is done then."""
+        node.is_down = is_down
+        if not is_down:
+            for what in self._held.pop(node.name, []):
+                what()
+
+    def start(self, pod: Pod) -> None:
+        """The containers run."""
+        if pod.is_gone or pod.marked_at is not None:
+            return
+        self._begun[pod.uid] = True
+        pod.phase, pod.is_ready = Phase.RUNNING, pod.spec.is_ready
+        machine = self.machines.get(pod.node_name or "")
+        if machine is not None:
+            machine.start_pod(pod)
+        self.store.pod_written(pod)
+
+    def finish(self, pod: Pod, phase: Phase = Phase.SUCCEEDED) -> None:
+        """The containers end by themselves."""
+        pod.phase, pod.is_ready = phase, False
+        self._stop_process(pod)
+        self.store.pod_written(pod)
+
+    def _plan_end(self, pod: Pod) -> None:
+        now = self.store.timers.now()
+        if pod.is_over or pod.phase is Phase.PENDING:
+            end = now
+        else:
+            marked = now if pod.marked_at is None else pod.marked_at
+            stop = math.inf if pod.spec.stop_seconds is None else marked + pod.spec.stop_seconds
+            end = stop if pod.spec.stop_seconds is None else min(stop, pod.ends_at)
+        if end >= self._ending.get(pod.uid, math.inf):
+            return
+        self._ending[pod.uid] = end
+        self._do(pod, max(0.0, end - now), lambda: self._end(pod, end))
+
+    def _end(self, pod: Pod, planned: float) -> None:
+        if pod.is_gone or self._ending[pod.uid] != planned:
+            return
+        if not pod.is_over:
+            was_killed = pod.spec.stop_seconds is not None and pod.spec.stop_seconds > pod.spec.grace_seconds
+            pod.phase, pod.is_ready = Phase.FAILED if was_killed else Phase.SUCCEEDED, False
+            self._stop_process(pod)
+            self.store.pod_written(pod)
+        self._do(pod, self.store.latencies.remove, lambda: self._remove(pod))
+
+    def _remove(self, pod: Pod) -> None:
+        if pod.is_gone or pod.finalizers:
+            return
+        self.store.pod_removed(pod)
+        if MIRROR in pod.annotations:
+            self.store.timers.later(MIRROR_BACK, lambda: self._mirror_again(pod))
+
+    def _mirror_again(self, pod: Pod) -> None:
+        again = Pod(
+            namespace=pod.namespace,
+            name=pod.name,
+            uid=self.store.uid(),
+            spec=pod.spec,
+            owner=pod.owner,
+            tolerations=pod.tolerations,
+            labels=dict(pod.labels),
+            annotations=dict(pod.annotations),
+            node_name=pod.node_name,
+        )
+        self.store.pod_written(again)
+
+    def _stop_process(self, pod: Pod) -> None:
+        machine = self.machines.get(pod.node_name or "")
+        if machine is not None:
+            self.store.timers.later(pod.spec.lag_seconds, lambda: machine.stop_pod(pod))
+
+    def _do(self, pod: Pod, seconds: float, what: Callable[[], None]) -> None:
+        """Later, or when the kubelet is back."""
+
+        def act() -> None:
+            node = self.store.nodes.get(pod.node_name or "")
+            if node is not None and node.is_down:
+                self._held.setdefault(node.name, []).append(what)
+            else:
+                what()
+
+        self.store.timers.later(seconds, act)

@@ -1,0 +1,279 @@
+"""The objects of the simulated cluster, as they change; views of them are `core.snapshot`'s."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from driver_manager.core.snapshot import (
+    DaemonSetView,
+    Identity,
+    NodeView,
+    Owner,
+    PodView,
+    Rule,
+    Taint,
+    Toleration,
+)
+
+ALL_OF_GRACE: Final = math.inf
+"""A stop time: the pod uses all of its grace period and is killed then."""
+NEVER: Final = None
+"""A stop time: the pod hangs in Terminating."""
+GPU: Final = "nvidia.com/gpu"
+
+POD_TOLERATIONS: Final = (
+    Toleration("node.kubernetes.io/not-ready", "Exists", "", "NoExecute"),
+    Toleration("node.kubernetes.io/unreachable", "Exists", "", "NoExecute"),
+)
+"""What the server adds to every pod."""
+DAEMON_TOLERATIONS: Final = (
+    *POD_TOLERATIONS,
+    Toleration("node.kubernetes.io/disk-pressure", "Exists", "", "NoSchedule"),
+    Toleration("node.kubernetes.io/memory-pressure", "Exists", "", "NoSchedule"),
+    Toleration("node.kubernetes.io/pid-pressure", "Exists", "", "NoSchedule"),
+    Toleration("node.kubernetes.io/unschedulable", "Exists", "", "NoSchedule"),
+)
+"""What the DaemonSet controller adds to its pods."""
+
+
+class Phase(StrEnum):
+    """Of a pod."""
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodSpec:
+    """What a pod is made of, and how it will behave."""
+
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    tolerations: tuple[Toleration, ...] = ()
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    affinity_keys: frozenset[str] = frozenset()
+    gpus: int = 0
+    """Requests of `nvidia.com/gpu`, which a node has only so many of."""
+    resources: frozenset[str] = frozenset()
+    """Names of other requests, of which every node has enough."""
+    grace_seconds: int = 30
+    runtime_class: str | None = None
+    host_paths: tuple[str, ...] = ()
+    claims: tuple[str, ...] = ()
+    has_pending_claims: bool = False
+    has_empty_dir: bool = False
+    finalizers: tuple[str, ...] = ()
+    priority: int = 0
+    # How it behaves
+    start_seconds: float = 0.0
+    """Bound -> running."""
+    stop_seconds: float | None = 0.0
+    """SIGTERM -> containers down, cut off by the grace period; ALL_OF_GRACE or NEVER."""
+    is_ready: bool = True
+    """Whether it becomes Ready."""
+    devices: tuple[str, ...] = ()
+    """Device paths that its process holds while it runs, besides those of its GPUs."""
+    lag_seconds: float = 0.0
+    """How long its process outlives its containers."""
+    command: str = "python3"
+    """Name of its process on the host."""
+
+    @property
+    def all_resources(self) -> frozenset[str]:
+        """Names of all requests and limits."""
+        return self.resources | ({GPU} if self.gpus else frozenset())
+
+
+@dataclass(slots=True, kw_only=True)
+class Node:
+    """A node."""
+
+    name: str
+    uid: str
+    resource_version: int = 0
+    labels: dict[str, str] = field(default_factory=dict)
+    annotations: dict[str, str] = field(default_factory=dict)
+    unschedulable: bool = False
+    taints: tuple[Taint, ...] = ()
+    gpus: int = 0
+    is_down: bool = False
+    """Its kubelet does nothing."""
+
+    def view(self) -> NodeView:
+        """As a reader sees it now."""
+        return NodeView(
+            name=self.name,
+            uid=self.uid,
+            resource_version=str(self.resource_version),
+            labels=dict(self.labels),
+            annotations=dict(self.annotations),
+            unschedulable=self.unschedulable,
+            taints=self.taints,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class Pod:
+    """A pod."""
+
+    namespace: str
+    name: str
+    uid: str
+    spec: PodSpec
+    owner: Owner | None = None
+    tolerations: tuple[Toleration, ...] = ()
+    labels: dict[str, str] = field(default_factory=dict)
+    annotations: dict[str, str] = field(default_factory=dict)
+    finalizers: tuple[str, ...] = ()
+    resource_version: int = 0
+    node_name: str | None = None
+    target: str | None = None
+    """The node that a DaemonSet's pod is for."""
+    phase: Phase = Phase.PENDING
+    is_ready: bool = False
+    marked_at: float | None = None
+    """When its deletion was asked for."""
+    ends_at: float = math.inf
+    """When its grace is over."""
+    is_gone: bool = False
+
+    @property
+    def ref(self) -> str:
+        """`namespace/name`."""
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its containers have ended for good."""
+        return self.phase in (Phase.SUCCEEDED, Phase.FAILED)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether its controller counts it."""
+        return self.marked_at is None and not self.is_over
+
+    def view(self) -> PodView:
+        """As a reader sees it now."""
+        return PodView(
+            namespace=self.namespace,
+            name=self.name,
+            uid=self.uid,
+            phase=self.phase.value,
+            labels=dict(self.labels),
+            annotations=dict(self.annotations),
+            owner=self.owner,
+            is_terminating=self.marked_at is not None,
+            grace_seconds=self.spec.grace_seconds,
+            node_selector=dict(self.spec.node_selector),
+            affinity_keys=self.spec.affinity_keys,
+            tolerations=self.tolerations,
+            resources=self.spec.all_resources,
+            runtime_class=self.spec.runtime_class,
+            host_paths=self.spec.host_paths,
+            claims=self.spec.claims,
+            has_pending_claims=self.spec.has_pending_claims,
+            has_empty_dir=self.spec.has_empty_dir,
+            finalizers=self.finalizers,
+            priority=self.spec.priority,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class DaemonSet:
+    """A DaemonSet. Its update strategy is OnDelete."""
+
+    namespace: str
+    name: str
+    uid: str
+    spec: PodSpec
+    refusals: int = 0
+    """Creates refused in a row."""
+
+    @property
+    def owner(self) -> Owner:
+        """What its pods say of it."""
+        return Owner("DaemonSet", self.name, self.uid)
+
+    def view(self) -> DaemonSetView:
+        """As a reader sees it: the template's own tolerations, without those added to the pods."""
+        return DaemonSetView(
+            namespace=self.namespace,
+            name=self.name,
+            uid=self.uid,
+            node_selector=dict(self.spec.node_selector),
+            tolerations=self.spec.tolerations,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class Deployment:
+    """A Deployment together with its one ReplicaSet."""
+
+    namespace: str
+    name: str
+    uid: str
+    spec: PodSpec
+    replicas: int = 1
+
+    @property
+    def owner(self) -> Owner:
+        """What its pods say of it."""
+        return Owner("ReplicaSet", f"{self.name}-5d4f8c7b9", self.uid)
+
+
+class UnhealthyPolicy(StrEnum):
+    """`unhealthyPodEvictionPolicy` of a budget."""
+
+    IF_HEALTHY_BUDGET = "IfHealthyBudget"
+    ALWAYS_ALLOW = "AlwaysAllow"
+
+
+@dataclass(slots=True, kw_only=True)
+class Budget:
+    """A PodDisruptionBudget: exactly one of the two limits is set, a number or a share such as `50%`."""
+
+    namespace: str
+    name: str
+    selector: Mapping[str, str]
+    min_available: int | str | None = None
+    max_unavailable: int | str | None = None
+    unhealthy: UnhealthyPolicy = UnhealthyPolicy.IF_HEALTHY_BUDGET
+    # Its status
+    current: int = 0
+    desired: int = 0
+    allowed: int = 0
+    disrupted: dict[str, float] = field(default_factory=dict)
+    """Names of pods that the server let go and the controller has not seen marked yet, with the time."""
+    is_observed: bool = True
+    """Whether the status speaks of the newest spec."""
+
+    def covers(self, pod: Pod) -> bool:
+        """Whether it speaks of this pod."""
+        return pod.namespace == self.namespace and matches(self.selector, pod.labels)
+
+
+@dataclass(slots=True, kw_only=True)
+class Account:
+    """Who talks to the server, and what it may do."""
+
+    name: str
+    rules: tuple[Rule, ...] = ()
+    """In the whole cluster."""
+    namespace_rules: dict[str, tuple[Rule, ...]] = field(default_factory=dict)
+    identity: Identity = field(default_factory=Identity)
+    is_incomplete: bool = False
+    """Whether the server says that it cannot list all rules."""
+
+
+def matches(selector: Mapping[str, str], labels: Mapping[str, str]) -> bool:
+    """Whether the labels have all that the selector asks for."""
+    return all(labels.get(key) == value for key, value in selector.items())
+
+
+def tolerates(tolerations: tuple[Toleration, ...], taints: tuple[Taint, ...], *effects: str) -> bool:
+    """Whether all taints of these effects are tolerated."""
+    return all(any(one.tolerates(taint) for one in tolerations) for taint in taints if taint.effect in effects)

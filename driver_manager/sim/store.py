@@ -1,0 +1,210 @@
+"""The state of the simulated cluster: objects, their versions, the events of watches, and timers.
+
+It decides nothing: `server` answers requests, `controllers` and `kubelet` react to changes.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from driver_manager.core.snapshot import ChangeKind, PodView
+from driver_manager.sim.clock import wall_at
+from driver_manager.sim.objects import Account, Budget, DaemonSet, Deployment, Node, Pod
+
+NAME_LETTERS: Final = "bcdfghjklmnpqrstvwxz2456789"
+"""Kubernetes' alphabet of generated names."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Latencies:
+    """Seconds that things take, as measured on a real control plane on loopback (medians)."""
+
+    request: float = 0.003
+    watch: float = 0.001
+    daemon_set: float = 0.013
+    replica_set: float = 0.013
+    scheduler: float = 0.004
+    start: float = 0.009
+    remove: float = 0.012
+    lifecycle: float = 0.020
+    budget: float = 0.040
+    jitter: float = 0.0
+    """Share by which each of them varies, by chance."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of the world's diary."""
+
+    at: float
+    who: str
+    what: str
+    target: str
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.at:9.3f} {self.who:22} {self.what:12} {self.target} {self.detail}".rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A change of a pod, as watches carry it."""
+
+    version: int
+    kind: ChangeKind
+    node_name: str | None
+    pod: PodView
+
+
+class Signal:
+    """Wakes everybody who waits for the next change."""
+
+    def __init__(self) -> None:
+        self._waiting: list[asyncio.Future[None]] = []
+
+    def set(self) -> None:
+        """Something has changed."""
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+    async def wait(self) -> None:
+        """Returns at the next change."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        await future
+
+
+@dataclass(slots=True)
+class Timers:
+    """Does things later, in the running loop; what is asked for before there is one waits for it."""
+
+    rng: random.Random
+    latencies: Latencies
+    _loop: asyncio.AbstractEventLoop | None = None
+    _early: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
+    _due: dict[tuple[str, str], bool] = field(default_factory=dict)
+
+    def now(self) -> float:
+        """The loop's time, 0 before there is one."""
+        return self._loop.time() if self._loop else 0.0
+
+    def bind(self) -> None:
+        """Takes the running loop, if there is one and none was taken."""
+        if self._loop is not None:
+            return
+        try:
+            self._loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        early, self._early = self._early, []
+        for seconds, what in early:
+            self._loop.call_later(seconds, what)
+
+    def later(self, seconds: float, what: Callable[[], None]) -> None:
+        """Has something done in so many seconds, give or take the jitter."""
+        self.bind()
+        if self.latencies.jitter:
+            seconds *= 1 + self.latencies.jitter * (2 * self.rng.random() - 1)
+        if self._loop is None:
+            self._early.append((seconds, what))
+        else:
+            self._loop.call_later(seconds, what)
+
+    def wake(self, kind: str, name: str, seconds: float, what: Callable[[], None]) -> None:
+        """Has a controller look at one object; many changes until then are one look."""
+        key = (kind, name)
+        if key in self._due:
+            return
+        self._due[key] = True
+
+        def look() -> None:
+            del self._due[key]
+            what()
+
+        self.later(seconds, look)
+
+
+class Store:
+    """All objects, in the order of their making."""
+
+    def __init__(self, seed: int, latencies: Latencies | None = None) -> None:
+        self.rng = random.Random(seed)
+        self.latencies = latencies or Latencies()
+        self.timers = Timers(self.rng, self.latencies)
+        self.version = 100
+        self.nodes: dict[str, Node] = {}
+        self.pods: dict[str, Pod] = {}
+        """By `namespace/name`."""
+        self.daemon_sets: dict[str, DaemonSet] = {}
+        self.deployments: dict[str, Deployment] = {}
+        self.budgets: dict[str, Budget] = {}
+        self.accounts: dict[str, Account] = {}
+        self.terminating: dict[str, bool] = {}
+        """Namespaces that are being deleted."""
+        self.events: list[Event] = []
+        self.pods_changed = Signal()
+        self.pod_listeners: list[Callable[[Pod], None]] = []
+        self.node_listeners: list[Callable[[Node], None]] = []
+        self.diary: list[Entry] = []
+
+    def write(self, who: str, what: str, target: str, detail: str = "") -> None:
+        """Notes something in the diary."""
+        self.diary.append(Entry(self.timers.now(), who, what, target, detail))
+
+    def wall(self) -> str:
+        """The time of day."""
+        return wall_at(self.timers.now())
+
+    def uid(self) -> str:
+        """A new uid, from the seed."""
+        digits = "".join(self.rng.choices("0123456789abcdef", k=32))
+        return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+
+    def suffix(self) -> str:
+        """The end of a generated name."""
+        return "".join(self.rng.choices(NAME_LETTERS, k=5))
+
+    def node_written(self, node: Node) -> None:
+        """A node has changed."""
+        self.version += 1
+        node.resource_version = self.version
+        for listen in self.node_listeners:
+            listen(node)
+
+    def pod_written(self, pod: Pod) -> None:
+        """A pod is new or has changed."""
+        self.version += 1
+        pod.resource_version = self.version
+        self.pods[pod.ref] = pod
+        self._tell(pod, ChangeKind.SEEN)
+
+    def pod_removed(self, pod: Pod) -> None:
+        """A pod leaves the API."""
+        self.version += 1
+        pod.is_gone = True
+        if self.pods.get(pod.ref) is pod:
+            del self.pods[pod.ref]
+        self.write("server", "gone", pod.ref, pod.uid)
+        self._tell(pod, ChangeKind.GONE)
+
+    def _tell(self, pod: Pod, kind: ChangeKind) -> None:
+        self.events.append(Event(self.version, kind, pod.node_name, pod.view()))
+        self.pods_changed.set()
+        for listen in self.pod_listeners:
+            listen(pod)
+
+    def pods_of(self, uid: str) -> list[Pod]:
+        """The pods of one owner."""
+        return [pod for pod in self.pods.values() if pod.owner is not None and pod.owner.uid == uid]
+
+    def pods_bound_to(self, node_name: str) -> list[Pod]:
+        """The pods of one node."""
+        return [pod for pod in self.pods.values() if pod.node_name == node_name]
+
+    def free_gpus(self, node: Node) -> int:
+        """GPUs that nobody there has asked for."""
+        return node.gpus - sum(pod.spec.gpus for pod in self.pods_bound_to(node.name) if not pod.is_over)
