@@ -37,6 +37,8 @@ class Kubelets:
             self._plan_end(pod)
         elif pod.uid not in self._begun and pod.phase is Phase.PENDING:
             self._begun[pod.uid] = True
+            if pod.spec.start_seconds == math.inf:
+                return
             self._do(pod, self.store.latencies.start + pod.spec.start_seconds, lambda: self.start(pod))
 
     def set_down(self, node: Node, is_down: bool) -> None:

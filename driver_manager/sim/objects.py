@@ -70,7 +70,7 @@ class PodSpec:
     priority: int = 0
     # How it behaves
     start_seconds: float = 0.0
-    """Bound -> running."""
+    """Bound -> running; `math.inf` stays in its init container."""
     stop_seconds: float | None = 0.0
     """SIGTERM -> containers down, cut off by the grace period; ALL_OF_GRACE or NEVER."""
     is_ready: bool = True

@@ -30,6 +30,7 @@ from driver_manager.sim.objects import (
     DaemonSet,
     Deployment,
     Node,
+    Phase,
     Pod,
     PodSpec,
     UnhealthyPolicy,
@@ -297,6 +298,11 @@ class World:
     def set_ready(self, pod: Pod, is_ready: bool) -> None:
         """A pod becomes Ready or not."""
         pod.is_ready = is_ready
+        self.store.pod_written(pod)
+
+    def hold_in_init(self, pod: Pod) -> None:
+        """A pod's init container works, for as long as the test likes."""
+        pod.phase, pod.is_ready = Phase.PENDING, False
         self.store.pod_written(pod)
 
     def set_budget(self, budget: Budget, *, min_available: int | str | None = None, max_unavailable: int | str | None = None) -> None:
