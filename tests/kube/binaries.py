@@ -29,9 +29,7 @@ def pinned_versions() -> dict[str, str]:
     etcd = re.search(r"^\s*go\.etcd\.io/etcd/server/v3 v([\d.]+)", text, re.MULTILINE)
     if kubernetes is None or etcd is None:
         raise ProgramsMissingError(f"{GO_MOD} names no version of Kubernetes and etcd")
-    return {
-        name: f"etcd Version: {etcd[1]}" if name == "etcd" else f"Kubernetes {kubernetes[1]}" for name in COMPONENTS
-    }
+    return {name: f"etcd Version: {etcd[1]}" if name == "etcd" else f"Kubernetes {kubernetes[1]}" for name in COMPONENTS}
 
 
 def cache_folder() -> Path:

@@ -52,9 +52,7 @@ def own_control_plane() -> Iterator[ControlPlane]:
 
 def short_name(request: pytest.FixtureRequest) -> str:
     """A name that no other test of this worker has, and that tells the test."""
-    return (
-        f"{re.sub('[^a-z0-9]+', '-', request.node.name.removeprefix('test_').lower())[:36].strip('-')}-{next(NUMBERS)}"
-    )
+    return f"{re.sub('[^a-z0-9]+', '-', request.node.name.removeprefix('test_').lower())[:36].strip('-')}-{next(NUMBERS)}"
 
 
 @pytest.fixture
@@ -90,9 +88,7 @@ def gpu_node(control_plane: ControlPlane, request: pytest.FixtureRequest) -> Ite
     """Makes nodes that are Ready and without taints when it returns; they go with the test."""
     made: list[str] = []
 
-    def make(
-        *, gpus: int = 8, labels: Mapping[str, str] | None = None, annotations: Mapping[str, str] | None = None
-    ) -> str:
+    def make(*, gpus: int = 8, labels: Mapping[str, str] | None = None, annotations: Mapping[str, str] | None = None) -> str:
         name = f"gpu-{short_name(request)}"
         made.append(name)
         control_plane.create(
@@ -100,9 +96,7 @@ def gpu_node(control_plane: ControlPlane, request: pytest.FixtureRequest) -> Ite
             node_manifest(name, gpus=gpus, labels=dict(labels or {}), annotations=dict(annotations or {})),
         )
         path = f"/api/v1/nodes/{name}"
-        control_plane.wait_for(
-            lambda: not control_plane.get(path)["spec"].get("taints"), f"node {name} to be schedulable"
-        )
+        control_plane.wait_for(lambda: not control_plane.get(path)["spec"].get("taints"), f"node {name} to be schedulable")
         return name
 
     yield make

@@ -162,9 +162,7 @@ class ControlPlane:
 
     def spawn_kubelet(self, *args: str) -> int:
         """Starts the simulated kubelet, which plays every node that carries its label (`kubelet.node_manifest`)."""
-        return self.spawn(
-            "kubelet", [sys.executable, str(KUBELET), "--kubeconfig", str(self.kubeconfig("kubelet")), *args]
-        )
+        return self.spawn("kubelet", [sys.executable, str(KUBELET), "--kubeconfig", str(self.kubeconfig("kubelet")), *args])
 
     def kill(self, name: str, sig: int = signal.SIGKILL) -> None:
         """Sends a signal (SIGSTOP and SIGCONT too) to one program and, where it ends it, waits for that."""
@@ -373,9 +371,7 @@ class ControlPlane:
         for what in ("ecparam -name prime256v1 -genkey -noout -out sa.key", "ec -in sa.key -pubout -out sa.pub"):
             subprocess.run(["openssl", *what.split()], check=True, cwd=self.dir, stderr=subprocess.DEVNULL, timeout=30)
         (self.dir / "audit.yaml").write_text(components.AUDIT_POLICY)
-        lines = (
-            f"{self.tokens[user]},{user},{user}{f',{groups}' if groups else ''}\n" for user, groups in USERS.items()
-        )
+        lines = (f"{self.tokens[user]},{user},{user}{f',{groups}' if groups else ''}\n" for user, groups in USERS.items())
         (self.dir / "tokens.csv").write_text("".join(lines))
 
     def _command(self, name: str) -> list[str]:

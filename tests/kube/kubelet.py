@@ -63,9 +63,7 @@ def seconds(text: str) -> float:
     return float(text)
 
 
-def node_manifest(
-    name: str, *, gpus: int = 8, labels: dict[str, str] | None = None, annotations: dict[str, str] | None = None
-) -> Object:
+def node_manifest(name: str, *, gpus: int = 8, labels: dict[str, str] | None = None, annotations: dict[str, str] | None = None) -> Object:
     """A Node to create, Ready at once (the apiserver still adds the not-ready taint, which goes in a moment)."""
     size = {
         "cpu": "64",
@@ -141,16 +139,12 @@ class Api:
     async def close(self) -> None:
         await self._session.close()
 
-    async def call(
-        self, method: str, path: str, body: Object | None = None, kind: str = "application/json"
-    ) -> tuple[int, Object]:
+    async def call(self, method: str, path: str, body: Object | None = None, kind: str = "application/json") -> tuple[int, Object]:
         """One request, tried again while the apiserver is away or sheds load."""
         for pause in (0.05, 0.2, 0.5, 1, 2, 5, 5, 5, 5):
             try:
                 data = None if body is None else json.dumps(body)
-                async with self._session.request(
-                    method, self.url + path, data=data, headers={"Content-Type": kind}
-                ) as answer:
+                async with self._session.request(method, self.url + path, data=data, headers={"Content-Type": kind}) as answer:
                     if answer.status not in (429, 500, 503, 504):
                         return answer.status, await answer.json()
             except (aiohttp.ClientError, TimeoutError) as error:
@@ -195,9 +189,7 @@ class Api:
                                 if event["type"] == "BOOKMARK":
                                     continue
                                 uid = event["object"]["metadata"]["uid"]
-                                known.pop(uid, None) if event["type"] == "DELETED" else known.update(
-                                    {uid: event["object"]}
-                                )
+                                known.pop(uid, None) if event["type"] == "DELETED" else known.update({uid: event["object"]})
                                 yield event["type"], event["object"]
             await asyncio.sleep(0.1)
 
@@ -258,9 +250,7 @@ class Pod:
         while True:
             self.changed.clear()
             wished = self.wish(key, default)
-            length = (
-                FOREVER if wished == "never" else at_most() if wished == "grace" else min(seconds(wished), at_most())
-            )
+            length = FOREVER if wished == "never" else at_most() if wished == "grace" else min(seconds(wished), at_most())
             left = begun + length - clock()
             if left <= 0 and not self.is_frozen:
                 return
@@ -301,9 +291,7 @@ class Pod:
 
     async def die(self) -> None:
         """SIGTERM, wait, report the containers down, then take the pod out of the API."""
-        await self.wait(
-            "stop-after", at_most=lambda: float(self.body["metadata"].get("deletionGracePeriodSeconds") or 0)
-        )
+        await self.wait("stop-after", at_most=lambda: float(self.body["metadata"].get("deletionGracePeriodSeconds") or 0))
         if self.body.get("status", {}).get("containerStatuses"):
             code = 0 if self.body["spec"].get("restartPolicy") != "Always" else 137
             await self.post("Failed" if code else "Succeeded", code=code)
@@ -313,9 +301,7 @@ class Pod:
             "gracePeriodSeconds": 0,
             "preconditions": {"uid": self.uid},
         }
-        await self.kubelet.api.call(
-            "DELETE", self.path, options
-        )  # with finalizers it stays, and goes with the last of them
+        await self.kubelet.api.call("DELETE", self.path, options)  # with finalizers it stays, and goes with the last of them
 
     async def wait_while_down(self) -> None:
         while self.is_frozen:
@@ -348,11 +334,7 @@ class Pod:
             state: Object = {"terminated": ended}
         else:
             state = {"waiting": {"reason": waiting}} if waiting else {"running": {"startedAt": self.started_at}}
-        last = (
-            {"terminated": {"exitCode": 1, "reason": "Error", "startedAt": self.started_at, "finishedAt": at}}
-            if self.restarts
-            else {}
-        )
+        last = {"terminated": {"exitCode": 1, "reason": "Error", "startedAt": self.started_at, "finishedAt": at}} if self.restarts else {}
 
         def container(of: Object, state: Object, ready: bool, restarts: int = 0, last: Object | None = None) -> Object:
             return {
@@ -368,12 +350,8 @@ class Pod:
 
         def init_state(number: int) -> Object:
             if phase != "Pending" or (init_running is not None and number < init_running):
-                return {
-                    "terminated": {"exitCode": 0, "reason": "Completed", "startedAt": self.started_at, "finishedAt": at}
-                }
-            return (
-                {"running": {"startedAt": at}} if number == init_running else {"waiting": {"reason": "PodInitializing"}}
-            )
+                return {"terminated": {"exitCode": 0, "reason": "Completed", "startedAt": self.started_at, "finishedAt": at}}
+            return {"running": {"startedAt": at}} if number == init_running else {"waiting": {"reason": "PodInitializing"}}
 
         inits = spec.get("initContainers", [])
         is_true = {
@@ -402,9 +380,7 @@ class Pod:
             "containerStatuses": [container(c, state, ready, self.restarts, last) for c in spec["containers"]],
         }
         if inits:
-            status["initContainerStatuses"] = [
-                container(c, s := init_state(n), "terminated" in s) for n, c in enumerate(inits)
-            ]
+            status["initContainerStatuses"] = [container(c, s := init_state(n), "terminated" in s) for n, c in enumerate(inits)]
         await self.kubelet.api.patch(f"{self.path}/status", {"metadata": {"uid": self.uid}, "status": status})
 
 
@@ -473,16 +449,10 @@ class Kubelet:
             stamp = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
             return {"holderIdentity": name, "leaseDurationSeconds": 40, "renewTime": stamp}
 
-        is_ready = any(
-            c["type"] == "Ready" and c["status"] == "True" for c in node.get("status", {}).get("conditions", [])
-        )
+        is_ready = any(c["type"] == "Ready" and c["status"] == "True" for c in node.get("status", {}).get("conditions", []))
         if not is_ready and not self.is_down(name):
             fresh = node_manifest(name)["status"]
-            kept = {
-                k: v
-                for k, v in node.get("status", {}).items()
-                if v and k not in ("conditions", "daemonEndpoints", "nodeInfo")
-            }
+            kept = {k: v for k, v in node.get("status", {}).items() if v and k not in ("conditions", "daemonEndpoints", "nodeInfo")}
             await self.api.patch(f"/api/v1/nodes/{name}/status", {"status": {**fresh, **kept}})
         await self.api.call("POST", leases, {"metadata": {"name": name, "ownerReferences": [owner]}, "spec": renewed()})
         await asyncio.sleep(random.uniform(0, self.lease_seconds))
@@ -516,14 +486,10 @@ class Kubelet:
 
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument(
-        "--kubeconfig", required=True, type=Path, help="JSON kubeconfig with a token, as controlplane.py writes it"
-    )
+    parser.add_argument("--kubeconfig", required=True, type=Path, help="JSON kubeconfig with a token, as controlplane.py writes it")
     parser.add_argument("--nodes", type=int, default=0, help="register so many nodes, node-0 onwards")
     parser.add_argument("--gpus", type=int, default=8, help="nvidia.com/gpu of each")
-    parser.add_argument(
-        "--label", action="append", default=[], metavar="KEY=VALUE", help="label of each registered node"
-    )
+    parser.add_argument("--label", action="append", default=[], metavar="KEY=VALUE", help="label of each registered node")
     parser.add_argument("--lease-seconds", type=float, default=10.0, help="time between two heartbeats of a node")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
@@ -533,9 +499,7 @@ async def main() -> None:
     try:
         kubelet = Kubelet(api, lease_seconds=options.lease_seconds)
         labels = dict(pair.split("=", 1) for pair in options.label)
-        await kubelet.register(
-            [node_manifest(f"node-{n}", gpus=options.gpus, labels=labels) for n in range(options.nodes)]
-        )
+        await kubelet.register([node_manifest(f"node-{n}", gpus=options.gpus, labels=labels) for n in range(options.nodes)])
         await kubelet.run()
     finally:
         await api.close()

@@ -115,9 +115,7 @@ class Rule:
         self.seconds = seconds
         return self._set("delay")
 
-    def answer(
-        self, status: int, body: Mapping[str, Any] | str | None = None, *, headers: Mapping[str, str] | None = None
-    ) -> Rule:
+    def answer(self, status: int, body: Mapping[str, Any] | str | None = None, *, headers: Mapping[str, str] | None = None) -> Rule:
         """The apiserver gets nothing; the client is told this, without a body a Status of that code."""
         if body is None:
             reason = REASONS.get(status, "")
@@ -315,9 +313,7 @@ class ApiProxy:
     async def _passed_on(self, request: web.BaseRequest, seen: Seen) -> AsyncIterator[aiohttp.ClientResponse]:
         headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP_BY_HOP}
         url = self.control_plane.url + request.raw_path
-        async with self._upstream.request(
-            request.method, yarl.URL(url, encoded=True), data=seen.body or None, headers=headers
-        ) as answer:
+        async with self._upstream.request(request.method, yarl.URL(url, encoded=True), data=seen.body or None, headers=headers) as answer:
             seen.passed = True
             yield answer
 

@@ -72,9 +72,7 @@ class Recorder:
         link = self._link
         if link is not None and link.sock is not None:
             with contextlib.suppress(OSError):
-                socket.socket.shutdown(
-                    link.sock, socket.SHUT_RDWR
-                )  # the thread reads on the TLS object: leave that alone
+                socket.socket.shutdown(link.sock, socket.SHUT_RDWR)  # the thread reads on the TLS object: leave that alone
         self._thread.join(5)
 
     def of(self, name: str) -> list[Event]:
@@ -85,9 +83,7 @@ class Recorder:
         """The first event at or after `since` for which the condition holds."""
         return next((event for event in list(self.events) if event.at >= since and is_it(event)), None)
 
-    def wait_for(
-        self, is_it: Condition, what: str = "such an event", since: float = 0.0, timeout: float = 20.0
-    ) -> Event:
+    def wait_for(self, is_it: Condition, what: str = "such an event", since: float = 0.0, timeout: float = 20.0) -> Event:
         """As `first`, but waits for it.
 
         Raises:
@@ -102,19 +98,14 @@ class Recorder:
                 self._news.wait(min(left, 1.0))
         return found
 
-    async def when(
-        self, is_it: Condition, what: str = "such an event", since: float = 0.0, timeout: float = 20.0
-    ) -> Event:
+    async def when(self, is_it: Condition, what: str = "such an event", since: float = 0.0, timeout: float = 20.0) -> Event:
         """`wait_for` for tests that are coroutines."""
         return await asyncio.to_thread(self.wait_for, is_it, what, since, timeout)
 
     def story(self) -> list[tuple[float, str, str, str]]:
         """Seconds since the first event, kind, name and phase of each event: for a failure's message."""
         events = list(self.events)
-        return [
-            (round(e.at - events[0].at, 3), e.kind, e.name, str(e.object.get("status", {}).get("phase", "")))
-            for e in events
-        ]
+        return [(round(e.at - events[0].at, 3), e.kind, e.name, str(e.object.get("status", {}).get("phase", ""))) for e in events]
 
     def _run(self) -> None:
         version = ""

@@ -33,6 +33,10 @@ class Space:
         """The object or list at a path."""
         return await self.do("GET", path)
 
+    async def patch(self, path: str, body: Any, kind: str = MERGE) -> Any:
+        """Patches an object, by JSON merge unless another kind is given."""
+        return await self.do("PATCH", path, body, content_type=kind)
+
     async def has_status(self, path: str, wanted: int) -> bool:
         """Whether a GET is answered with this status."""
         return (await self.ask("GET", path)).status == wanted
@@ -47,19 +51,21 @@ class Space:
         """Deletes a pod of the namespace."""
         await self.do("DELETE", f"{self.path}/pods/{name}{query}")
 
-    async def patch_node(self, number: int, body: Object, **more: Any) -> Object:
+    def node_path(self, number: int) -> str:
+        """The path of one of the nodes."""
+        return f"/api/v1/nodes/{self.nodes[number]}"
+
+    async def patch_node(self, number: int, body: Object) -> Object:
         """Patches one of the nodes by JSON merge."""
-        got: Object = await self.do("PATCH", f"/api/v1/nodes/{self.nodes[number]}", body, content_type=MERGE, **more)
+        got: Object = await self.patch(self.node_path(number), body)
         return got
 
     async def node(self, number: int = 0) -> Object:
         """One of the nodes as it is now."""
-        got: Object = await self.get(f"/api/v1/nodes/{self.nodes[number]}")
+        got: Object = await self.get(self.node_path(number))
         return got
 
-    async def when(
-        self, is_it: Callable[[str, Object], bool], since: float = 0.0, timeout: float = 20.0
-    ) -> tuple[float, Object]:
+    async def when(self, is_it: Callable[[str, Object], bool], since: float = 0.0, timeout: float = 20.0) -> tuple[float, Object]:
         """The first pod event after `since` for which is_it(kind, pod) holds: its time and the pod."""
 
         def holds(event: Event) -> bool:

@@ -67,9 +67,7 @@ class _Flavour:
 
 
 _FLAVOURS: Mapping[Kind, _Flavour] = {
-    "driver": _Flavour(
-        "nvidia.com/gpu.deploy.driver", "nvidia-driver-daemonset", "nvidia-driver", True, 30, "OnDelete"
-    ),
+    "driver": _Flavour("nvidia.com/gpu.deploy.driver", "nvidia-driver-daemonset", "nvidia-driver", True, 30, "OnDelete"),
     "vgpu-manager": _Flavour(
         "nvidia.com/gpu.deploy.vgpu-manager",
         "nvidia-vgpu-manager-daemonset",
@@ -164,9 +162,7 @@ def driver_daemon_set(
         "priorityClassName": "system-node-critical",
         "terminationGracePeriodSeconds": flavour.grace_seconds,
         "nodeSelector": {flavour.deploy_key: "true", **(node_selector or {})},
-        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
-        if tolerations is None
-        else tolerations,
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}] if tolerations is None else tolerations,
         "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [_one_per_node(flavour)]}},
         "initContainers": [_init_container(kind, _environment(kind, digest, rdma, env or {}))],
         "containers": [_driver_container(kind, image, digest)],

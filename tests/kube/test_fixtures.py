@@ -65,9 +65,7 @@ def test_the_proxy_plays_an_outage(control_plane: ControlPlane, api_proxy: ApiPr
 
 
 @pytest.mark.parametrize("kind", stock.KINDS)
-def test_the_stock_driver_runs(
-    control_plane: ControlPlane, namespace: str, gpu_node: NodeFactory, kind: stock.Kind
-) -> None:
+def test_the_stock_driver_runs(control_plane: ControlPlane, namespace: str, gpu_node: NodeFactory, kind: stock.Kind) -> None:
     """Each of the three stock DaemonSets comes up on a node that asks for it, with its account."""
     node = gpu_node(labels=dict(stock.DRIVER_LABELS[kind]))
     account = stock.account(control_plane, kind, namespace)
