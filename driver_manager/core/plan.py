@@ -148,6 +148,14 @@ class AwaitNetworkDriver:
 
 
 @dataclass(frozen=True, slots=True)
+class ProveFree:
+    """Look whether the host is free for a driver, as the last thing before the node is opened (R4)."""
+
+    with_modules: bool
+    """Whether the driver's modules have to be gone as well."""
+
+
+@dataclass(frozen=True, slots=True)
 class RestoreNode:
     """One guarded patch that takes back all that the record holds, then a fresh read that proves it."""
 
@@ -170,6 +178,7 @@ Step = (
     | Unmount
     | RemovePidFile
     | AwaitNetworkDriver
+    | ProveFree
     | RestoreNode
 )
 
@@ -233,6 +242,8 @@ def describe(step: Step) -> str:
             return "remove the driver's pid file"
         case AwaitNetworkDriver(is_host=is_host):
             return f"wait for the {'host' if is_host else 'containerised'} network driver"
+        case ProveFree():
+            return "look whether the host is free"
         case RestoreNode():
             return "put the node back"
 

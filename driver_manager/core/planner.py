@@ -27,6 +27,7 @@ from driver_manager.core.plan import (
     PauseLast,
     PauseNode,
     Plan,
+    ProveFree,
     RemoveFiles,
     RemovePidFile,
     RestoreNode,
@@ -200,6 +201,7 @@ def _plan_nothing_loaded(seen: Snapshot, settings: Settings, unmark: tuple[Step,
         *_pid_file(host),
         *((UnloadModule(NOUVEAU),) if NOUVEAU in host.modules else ()),
         *_network_driver(host, settings),
+        ProveFree(with_modules=True),
         *_recycle(seen, None),
         *undo,
     )
@@ -313,6 +315,7 @@ def _full_steps(
         *_pid_file(host),
         *((UnloadModule(NOUVEAU),) if NOUVEAU in host.modules else ()),
         *_network_driver(host, settings),
+        ProveFree(with_modules=True),
         RestoreNode(),
     )
 

@@ -259,3 +259,23 @@ def merged(old: Record | None, new: Record) -> Record:
         is_cordoned=old.is_cordoned or new.is_cordoned,
         taint=new.taint or old.taint,
     )
+
+
+def rebased(record: Record, node: NodeView, adopted: Record | None) -> Record:
+    """The record to write on a node that may have changed since the plan was made.
+
+    What somebody paused, cordoned or switched off meanwhile is theirs: only what is still to be changed becomes ours.
+
+    Args:
+        record: as planned.
+        node: as it is now.
+        adopted: the record of the earlier run that this one takes over.
+    """
+    held = adopted.labels if adopted is not None else {}
+    labels = {}
+    for key, original in record.labels.items():
+        value = node.labels.get(key)
+        if key in held or value == original or (value is not None and PAUSED in value):
+            labels[key] = original
+    is_held = adopted is not None and adopted.is_cordoned
+    return replace(record, labels=labels, is_cordoned=is_held or (record.is_cordoned and not node.unschedulable))

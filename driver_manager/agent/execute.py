@@ -1,0 +1,370 @@
+"""Doing the steps of a plan, one after the other: each has one function here, and none decides what comes next."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final, assert_never
+
+from driver_manager.agent.hostwork import HostWork
+from driver_manager.agent.node import NodeWriter
+from driver_manager.agent.observe import Observer
+from driver_manager.agent.pods import Evictor, PodTracker, wait_until_gone
+from driver_manager.agent.progress import Progress
+from driver_manager.agent.together import together
+from driver_manager.config import Settings, duration_words
+from driver_manager.core.consumers import Action, PodPolicy, drain_verdict
+from driver_manager.core.hostdriver import mark, unmarked
+from driver_manager.core.labels import is_paused_by_another
+from driver_manager.core.plan import (
+    AwaitForeignPause,
+    AwaitNetworkDriver,
+    AwaitOtherDriver,
+    AwaitPolicyOwner,
+    AwaitReleased,
+    BeginUnload,
+    FreePods,
+    LookAgain,
+    MarkHostDriver,
+    PauseLast,
+    PauseNode,
+    ProveFree,
+    RemoveFiles,
+    RemovePidFile,
+    RestoreNode,
+    Step,
+    TryEvictions,
+    UnloadModule,
+    UnmarkHostDriver,
+    Unmount,
+    named,
+)
+from driver_manager.core.planner import Round, plan_round
+from driver_manager.core.record import (
+    NodeChange,
+    Phase,
+    Record,
+    apply_record,
+    find_record,
+    leftovers,
+    rebased,
+    taken_off,
+    undo_record,
+)
+from driver_manager.core.report import Waiting, pod_blockers, status_text
+from driver_manager.core.snapshot import NodeView, PodView
+from driver_manager.errors import Conflict, DeadlineExceeded, InvariantBroken, Refused, TakenOver
+from driver_manager.names import DEPLOY_DRIVER, HOST_DRIVER, PRE_INSTALLED, STATUS, UPGRADE_ENABLED, UPGRADE_REQUESTED, UPGRADE_STATE
+from driver_manager.ports import Clock, Cluster, Host
+
+MAX_ROUNDS: Final = 3
+"""How often newcomers are freed again before the run gives up."""
+WRITE_TIMEOUT: Final = 60.0
+"""Seconds for one change of the node while the API server does not answer; the restore has its own limit."""
+QUEUED_STATES: Final = frozenset({"", "upgrade-done", "upgrade-failed"})
+"""Upgrade states in which the controller has not taken the node up, so that asking for it makes sense."""
+
+
+class Executor:
+    """The state of one run while its steps are done."""
+
+    def __init__(
+        self, cluster: Cluster, host: Host, clock: Clock, settings: Settings, observer: Observer, writer: NodeWriter, progress: Progress
+    ) -> None:
+        self.cluster, self.clock, self.settings = cluster, clock, settings
+        self.observer, self.writer, self.progress = observer, writer, progress
+        self.host_work = HostWork(host, clock, settings, progress)
+        self.tracker = PodTracker(cluster, settings.node_name, observer.pods)
+        self.evictor = Evictor(cluster, clock, self.tracker, progress, settings.drain_timeout)
+        self.record: Record | None = None
+        """The record that is, or may be, on the node."""
+        self.adopted: Record | None = None
+        """The record that an earlier run had left there."""
+        self.paused: dict[str, str] = {}
+        """Labels paused so far."""
+        self.has_put_on_again = False
+        self.is_marked = False
+        """Whether this run has said that the host owns the driver."""
+        self.status_on_restore: str | None = None
+        """What the status annotation becomes when the node is put back; None removes it."""
+
+    async def do(self, step: Step) -> None:
+        """Does one step."""
+        match step:
+            case MarkHostDriver() | UnmarkHostDriver():
+                await self._host_driver_mark(step)
+            case AwaitForeignPause(labels):
+                await self._await_foreign_pause(labels)
+            case AwaitPolicyOwner(pods):
+                await self._await_policy_owner(pods)
+            case AwaitOtherDriver(pods):
+                await self._await_other_driver(pods)
+            case TryEvictions(pods):
+                await self.evictor.try_all(pods)
+            case PauseNode(record, labels):
+                await self._pause(record, dict(labels))
+            case FreePods(evict, leaving):
+                await self._free(evict, leaving)
+            case PauseLast(labels, pods):
+                await self._pause_last(dict(labels), pods)
+            case AwaitReleased(modules):
+                await self._await_released(modules)
+            case LookAgain():
+                await self._look_again()
+            case BeginUnload():
+                await self._begin_unload()
+            case RestoreNode():
+                await self.restore(self.settings.restore_timeout)
+            case RemoveFiles() | UnloadModule() | Unmount() | RemovePidFile() | AwaitNetworkDriver() | ProveFree():
+                await self.host_work.do(step)
+            case _:
+                assert_never(step)
+
+    # Waiting for others ---------------------------------------------------------------------------------------------
+
+    async def _await_foreign_pause(self, labels: tuple[str, ...]) -> None:
+        limit, began = self.settings.operand_timeout, self.clock.now()
+        while left := [key for key in labels if is_paused_by_another(self.writer.node.labels.get(key, ""))]:
+            values = ", ".join(f"{key}={self.writer.node.labels[key]}" for key in left)
+            waited = self.clock.now() - began
+            if limit and waited >= limit:
+                raise DeadlineExceeded(f"another tool to end its pause ({values})", waited, hint="look at the tool that set this value")
+            self.progress.wait(Waiting("paused-by-another", f"another tool has paused {values} (limit {duration_words(limit)})"))
+            await self.clock.sleep(2.0)
+            await self.writer.refresh()
+
+    async def _await_policy_owner(self, pods: tuple[PodView, ...]) -> None:
+        """Decision 1: on such a node the upgrade controller evicts; it is asked once, unless it is at it."""
+
+        def request(node: NodeView) -> NodeChange | None:
+            if UPGRADE_REQUESTED in node.annotations or node.labels.get(UPGRADE_STATE, "") not in QUEUED_STATES:
+                return None
+            return NodeChange(annotations={UPGRADE_REQUESTED: "true"})
+
+        await self.writer.write(request, "asking for an upgrade", WRITE_TIMEOUT)
+        limit = self.settings.policy_owner_timeout
+        sentence = f"an upgrade controller owns GPU pod eviction here (limit {duration_words(limit)})"
+        await self._until_gone(pods, limit, "policy-owned", sentence, "has to be evicted by the upgrade controller")
+
+    async def _await_other_driver(self, pods: tuple[PodView, ...]) -> None:
+        limit = self.settings.holder_timeout
+        sentence = f"another driver's pod is on this node (limit {duration_words(limit)})"
+        await self._until_gone(pods, limit, "other-driver", sentence, "owns a driver on this node")
+
+    async def _until_gone(self, pods: Sequence[PodView], limit: float, reason: str, sentence: str, why: str) -> None:
+        def tell(left: tuple[PodView, ...]) -> None:
+            self.progress.wait(Waiting(reason, sentence, pod_blockers(left, why)))
+
+        await wait_until_gone(self.tracker, self.clock, pods, limit, tell)
+
+    # The node -------------------------------------------------------------------------------------------------------
+
+    async def _host_driver_mark(self, step: MarkHostDriver | UnmarkHostDriver) -> None:
+        def build(node: NodeView) -> NodeChange | None:
+            if isinstance(step, MarkHostDriver):
+                if node.labels.get(DEPLOY_DRIVER) == PRE_INSTALLED:
+                    return None
+                return NodeChange(labels={DEPLOY_DRIVER: PRE_INSTALLED}, annotations=mark(step.previous, step.version))
+            return NodeChange(labels=unmarked(node, step.previous), annotations={HOST_DRIVER: None})
+
+        self.is_marked = isinstance(step, MarkHostDriver)
+        await self.writer.write(build, "the host driver mark", WRITE_TIMEOUT)
+
+    async def _pause(self, record: Record, labels: dict[str, str]) -> None:
+        self.adopted = find_record(self.writer.node).record
+        self.record = record
+        waiting = self.evictor.waiting(self.tracker.among(self._blocked_pods()))
+        status = status_text(phase="freeing", run=record.run, since=self.clock.wall(), waiting=waiting)
+
+        def build(node: NodeView) -> NodeChange | None:
+            found = find_record(node).record
+            if found is not None and found.run == record.run:
+                return None
+            if found is not None and (self.adopted is None or found.run != self.adopted.run):
+                raise TakenOver(f"run {found.run} has taken over the node {node.name}")
+            self.record = rebased(record, node, self.adopted)
+            self.paused = {key: value for key, value in self.record.labels.items() if key in labels}
+            change = apply_record(self.record, node, labels=self.paused)
+            return replace(change, annotations={**change.annotations, STATUS: status})
+
+        await self.writer.write(build, "pausing the node", WRITE_TIMEOUT)
+
+    def _blocked_pods(self) -> tuple[PodView, ...]:
+        return tuple(pod for pod in self.tracker.present.values() if pod.uid in self.evictor.blocked)
+
+    async def _pause_last(self, labels: dict[str, str], pods: tuple[PodView, ...]) -> None:
+        assert self.record is not None
+        self.paused |= {key: value for key, value in self.record.labels.items() if key in labels}
+        await self.writer.write(self._as_recorded, "pausing what goes last", WRITE_TIMEOUT)
+        await self._free((), pods)
+
+    def _as_recorded(self, node: NodeView) -> NodeChange | None:
+        """What brings the node to what this run wants it to be; None where it is so."""
+        self.writer.check_ours(node)
+        assert self.record is not None
+        change = apply_record(self.record, node, labels=self.paused)
+        is_written = find_record(node).record == self.record
+        if is_written and not change.labels and change.unschedulable is None and change.taints is None:
+            return None
+        return change
+
+    # Pods -----------------------------------------------------------------------------------------------------------
+
+    async def _free(self, evict: Sequence[PodView], leaving: Sequence[PodView]) -> None:
+        """Evictions and the waits for operands go on together."""
+        await together(self._evict(evict), self._await_operands(leaving))
+
+    async def _evict(self, pods: Sequence[PodView]) -> None:
+        work = asyncio.ensure_future(self.evictor.evict_all(pods))
+        try:
+            while left := self.tracker.among(pods):
+                self.progress.wait(self.evictor.waiting(left))
+                if work.done():
+                    work.result()
+                self.evictor.check_limit()
+                await self.tracker.next_change(self.clock, min(1.0, self.evictor.time_left() + 0.001))
+            await work
+        finally:
+            work.cancel()
+
+    async def _await_operands(self, pods: Sequence[PodView]) -> None:
+        limit = self.settings.operand_timeout
+
+        def tell(left: tuple[PodView, ...]) -> None:
+            if not self.evictor.blocked:
+                sentence = f"waiting for {len(left)} pods whose label is paused to be gone (limit {duration_words(limit)})"
+                self.progress.wait(Waiting("operands-leaving", sentence, pod_blockers(left, "is leaving")))
+
+        await wait_until_gone(self.tracker, self.clock, pods, limit, tell)
+
+    async def _await_released(self, modules: tuple[str, ...]) -> None:
+        drain = self._drain if self._may_drain() else None
+        await self.host_work.await_released(modules, self._pod_names(), drain)
+
+    def _may_drain(self) -> bool:
+        return self.settings.enable_auto_drain and self.writer.node.annotations.get(UPGRADE_ENABLED) != "true"
+
+    def _pod_names(self) -> dict[str, str]:
+        pods = {pod.uid: pod for pod in self.observer.pods.items} | self.tracker.present
+        return {uid: pod.ref for uid, pod in pods.items()}
+
+    async def _drain(self) -> None:
+        """Evicts everything that a drain of the whole node takes: the fallback that ENABLE_AUTO_DRAIN asks for.
+
+        Raises:
+            Refused: naming every pod that a drain may not take.
+        """
+        assert self.record is not None
+        policy = PodPolicy(settings=self.settings, identity=self.cluster.identity, paused=self.record.labels)
+        decided = [drain_verdict(pod, policy) for pod in self.tracker.present.values()]
+        if refused := [each for each in decided if each.action is Action.REFUSE]:
+            lines = "; ".join(f"pod {each.pod.ref} {each.sentence} ({each.setting})" for each in refused)
+            raise Refused(f"the node cannot be drained: {lines}", hint="; ".join(dict.fromkeys(each.setting for each in refused)))
+        evict = [each.pod for each in decided if each.action is Action.EVICT]
+        leaving = [each.pod for each in decided if each.action is Action.AWAIT]
+        self.progress.tell("draining the whole node", pods=len(evict))
+        await self.evictor.try_all(evict)
+        await self._free(evict, leaving)
+
+    # Looking again --------------------------------------------------------------------------------------------------
+
+    async def _look_again(self) -> None:
+        """Goes on only when nobody uses the driver, by a fresh look; newcomers are another round, a bounded number of times (R1)."""
+        assert self.record is not None
+        for number in range(1, MAX_ROUNDS + 1):
+            seen = await self.observer.look()
+            self.tracker.update(self.observer.pods)
+            self._accept(seen.node)
+            if off := taken_off(self.record, seen.node, paused=self.paused):
+                await self._put_on_again(off)
+                continue
+            found = plan_round(seen, self.settings, self.record)
+            modules = self.host_work.modules_to_unload(seen.host)
+            if found.is_clear and self.host_work.is_released(seen.host, seen.holders, modules):
+                return
+            self.progress.tell("somebody uses the driver again", round=number, pods=_round_words(found))
+            await self._another_round(found, modules)
+        raise DeadlineExceeded(
+            f"the node to stay free: new users came {MAX_ROUNDS} times",
+            self.clock.now() - self.progress.steps[0].began,
+            hint="find out who starts pods on this node although it is cordoned",
+        )
+
+    def _accept(self, node: NodeView) -> None:
+        if node.uid != self.writer.node.uid:
+            raise TakenOver(f"the node {node.name} was made anew while this run worked on it")
+        self.writer.check_ours(node)
+        self.writer.node = node
+
+    async def _put_on_again(self, off: tuple[str, ...]) -> None:
+        """Decision 10: once, and reported."""
+        what = ", ".join(off)
+        if self.has_put_on_again:
+            raise DeadlineExceeded(
+                f"the node to stay as this run needs it: somebody took off {what} again", 0.0, hint="find out who changes the node"
+            )
+        self.has_put_on_again = True
+        self.progress.warn("somebody took off what this run put on the node; it is put on once more", what=what)
+        await self.writer.write(self._as_recorded, "putting on again what was taken off", WRITE_TIMEOUT)
+
+    async def _another_round(self, found: Round, modules: tuple[str, ...]) -> None:
+        if found.refused:
+            lines = "; ".join(f"pod {each.pod.ref} {each.sentence} ({each.setting})" for each in found.refused)
+            raise Refused(f"a new user of the driver may not be moved: {lines}", hint=found.refused[0].setting)
+        if found.left_to_owner:
+            await self._await_policy_owner(found.left_to_owner)
+        if found.other_drivers:
+            await self._await_other_driver(found.other_drivers)
+        await self._free(found.evict, found.leaving)
+        await self._await_released(modules)
+
+    async def _begin_unload(self) -> None:
+        """The guard of this patch is the version of the look before, so a node that changed since is looked at again."""
+        assert self.record is not None
+        self.record = replace(self.record, phase=Phase.UNLOADING)
+        for _ in range(MAX_ROUNDS):
+            change = self._as_recorded(self.writer.node)
+            if change is None:
+                return
+            try:
+                await self.writer.write_once(change)
+                return
+            except Conflict:
+                await self._look_again()
+        raise DeadlineExceeded("the node to stand still for one write", 0.0, hint="find out who writes this node all the time")
+
+    # Putting back ---------------------------------------------------------------------------------------------------
+
+    async def restore(self, limit: float) -> None:
+        """Takes back what the node's record holds, and proves it by a fresh read (R4).
+
+        Raises:
+            DeadlineExceeded: the API server did not take it within `limit` seconds; the record stays. TakenOver.
+        """
+        ours = self.record.run if self.record is not None else None
+        reported: tuple[str, ...] = ()
+
+        def build(node: NodeView) -> NodeChange | None:
+            nonlocal reported
+            found = find_record(node).record
+            if found is not None and ours is not None and found.run != ours and found != self.adopted:
+                raise TakenOver(f"run {found.run} has taken over the node {node.name}")
+            if found is None:
+                is_told = node.annotations.get(STATUS) == self.status_on_restore
+                return None if is_told else NodeChange(annotations={STATUS: self.status_on_restore})
+            undo = undo_record(found, node)
+            reported = undo.left_alone
+            return replace(undo.change, annotations={**undo.change.annotations, STATUS: self.status_on_restore})
+
+        undone = self.record or find_record(self.writer.node).record
+        await self.writer.write(build, "putting the node back", limit)
+        for sentence in reported:
+            self.progress.warn("left as it is", what=sentence)
+        node = await self.writer.read(limit)
+        if undone is not None and (still := leftovers(undone, node)):
+            raise InvariantBroken(f"after putting it back the node still has {', '.join(still)}", hint="run `driver-manager restore`")
+        self.record, self.adopted, self.paused = None, None, {}
+
+
+def _round_words(found: Round) -> str:
+    pods = (*found.evict, *found.leaving, *found.left_to_owner, *found.other_drivers, *(each.pod for each in found.refused))
+    return named(pods) or "none, but a process holds a GPU"

@@ -1,0 +1,165 @@
+"""The steps that change the host, and the wait until nobody holds it."""
+
+from collections.abc import Awaitable, Callable, Collection
+from typing import Final, assert_never
+
+from driver_manager.agent.node import finished
+from driver_manager.agent.progress import Progress
+from driver_manager.agent.together import together
+from driver_manager.config import Settings, duration_words
+from driver_manager.core.modules import unload_order, used_modules
+from driver_manager.core.plan import AwaitNetworkDriver, ProveFree, RemoveFiles, RemovePidFile, UnloadModule, Unmount
+from driver_manager.core.report import Blocker, Waiting, holder_blockers
+from driver_manager.core.snapshot import HolderScan, HostView, MountView
+from driver_manager.errors import DeadlineExceeded, HostError, ModuleInUse, MountBusy
+from driver_manager.ports import Clock, Host
+
+CALL_TIMEOUT: Final = 30.0
+"""Seconds after which a call into the kernel counts as stuck."""
+HOLDER_POLL: Final = 5.0
+"""Seconds between two looks for holders: one can let go and live on."""
+DRAIN_AFTER: Final = 2.0
+"""Seconds that processes of evicted pods get to end before a drain of the whole node is thought of."""
+FIRST_RETRY: Final = 0.05
+LONGEST_RETRY: Final = 1.0
+"""Seconds between two tries to unload a busy module, doubling."""
+
+
+class HostWork:
+    """What one run does to the host."""
+
+    def __init__(self, host: Host, clock: Clock, settings: Settings, progress: Progress) -> None:
+        self._host, self._clock, self._settings, self._progress = host, clock, settings, progress
+
+    async def do(self, step: RemoveFiles | UnloadModule | Unmount | RemovePidFile | AwaitNetworkDriver | ProveFree) -> None:
+        """Does one step."""
+        match step:
+            case RemoveFiles(paths):
+                for path in paths:
+                    await finished(self._host.remove_file(path))
+            case UnloadModule(name):
+                await self._unload(name)
+            case Unmount(mount, is_detach_at_once):
+                await self._unmount(mount, is_detach_at_once)
+            case RemovePidFile():
+                if not await finished(self._host.remove_pid_file()):
+                    self._progress.warn("the driver's pid file stays: a process holds its lock, or it is gone already")
+            case AwaitNetworkDriver(is_host):
+                await self._await_network_driver(is_host)
+            case ProveFree(with_modules):
+                await self._prove_free(with_modules)
+            case _:
+                assert_never(step)
+
+    # Holders --------------------------------------------------------------------------------------------------------
+
+    def modules_to_unload(self, host: HostView) -> tuple[str, ...]:
+        """The driver's modules that are loaded now, in the order to unload them."""
+        return unload_order(host.modules, self._settings.unload_also).modules
+
+    def is_released(self, host: HostView, scan: HolderScan, modules: Collection[str]) -> bool:
+        """Whether nothing holds a GPU: no process, and no module with users of its own."""
+        return not scan.holders and not used_modules(host.modules, modules)
+
+    async def await_released(
+        self, modules: tuple[str, ...], pod_names: dict[str, str], drain: Callable[[], Awaitable[None]] | None
+    ) -> None:
+        """Waits until nothing holds a GPU.
+
+        Args:
+            modules: to be unloaded.
+            pod_names: pod uid -> `namespace/name`, of pods that are or were there.
+            drain: what to do, once, when something still holds a GPU after a while; None to only wait.
+
+        Raises:
+            DeadlineExceeded: naming who holds it.
+        """
+        limit, began = self._settings.holder_timeout, self._clock.now()
+        while True:
+            scan, host = await together(self._host.holders(), self._host.look())
+            if self.is_released(host, scan, modules):
+                return
+            waited = self._clock.now() - began
+            blockers = holder_blockers(scan, used_modules(host.modules, modules), pod_names)
+            sentence = f"waiting until nothing holds a GPU (limit {duration_words(limit)})"
+            self._progress.wait(Waiting("held-by-process", sentence, blockers))
+            if drain is not None and waited >= DRAIN_AFTER:
+                await drain()
+                drain, began = None, self._clock.now()
+                continue
+            if limit and waited >= limit:
+                raise DeadlineExceeded(_names(blockers), waited, hint="end these processes, or the units or pods they belong to")
+            pause = min(HOLDER_POLL, DRAIN_AFTER) if drain is not None else HOLDER_POLL
+            pids = [each.pid for each in scan.holders]
+            await self._host.wait_for_change(pids, min(pause, limit - waited) if limit else pause)
+
+    # Modules and mounts ---------------------------------------------------------------------------------------------
+
+    async def _unload(self, name: str) -> None:
+        """Unloads one module; busy ones are tried again for a while, as users end a moment after their process."""
+        limit, began, pause = self._settings.unload_timeout, self._clock.now(), FIRST_RETRY
+        while True:
+            try:
+                await finished(self._host.unload_module(name, CALL_TIMEOUT))
+                return
+            except ModuleInUse as error:
+                waited = self._clock.now() - began
+                if limit and waited >= limit:
+                    raise await self._still_in_use(name, waited) from error
+                self._progress.wait(Waiting("module-in-use", f"{error.message} (limit {duration_words(limit)})"))
+            await self._clock.sleep(pause)
+            pause = min(2 * pause, LONGEST_RETRY)
+
+    async def _still_in_use(self, name: str, waited: float) -> DeadlineExceeded:
+        scan, host = await together(self._host.holders(), self._host.look())
+        holders = host.modules[name].holders if name in host.modules else frozenset()
+        blockers = holder_blockers(scan, used_modules(host.modules, (name,)), {})
+        what = f"the modules {', '.join(sorted(holders))}" if holders else _names(blockers)
+        return DeadlineExceeded(f"{what} to let go of the module {name}", waited, hint="end what uses the module, then run again")
+
+    async def _unmount(self, mount: MountView, is_detach_at_once: bool) -> None:
+        if not is_detach_at_once:
+            try:
+                await finished(self._host.unmount(mount, detach=False, timeout=CALL_TIMEOUT))
+                return
+            except MountBusy as error:
+                if self._settings.busy_mounts == "refuse":
+                    raise
+                self._progress.warn("busy mount is detached", mount=mount.target, error=error.message)
+        await finished(self._host.unmount(mount, detach=True, timeout=CALL_TIMEOUT))
+
+    async def _prove_free(self, with_modules: bool) -> None:
+        """Looks whether the host is free for a new driver; modules that came back are unloaded once more (R4, N26).
+
+        Raises:
+            HostError: naming what is still there.
+        """
+        host = await self._host.look()
+        if with_modules and (back := self.modules_to_unload(host)):
+            self._progress.warn("modules came back and are unloaded once more", modules=", ".join(back))
+            for name in back:
+                await self._unload(name)
+            host = await self._host.look()
+        left = [f"the module {name}" for name in self.modules_to_unload(host) if with_modules]
+        left += [f"a mount at {mount.target}" for mount in host.mounts]
+        if left:
+            raise HostError(f"the host is not free: {', '.join(left)} is still there", hint="find out what brings it back")
+
+    async def _await_network_driver(self, is_host: bool) -> None:
+        """After the unload, as the network driver may wait for the GPU driver's peer memory module to go (N26)."""
+        limit, began = self._settings.network_driver_timeout, self._clock.now()
+        which = "the host's mlx5_core module" if is_host else "the containerised network driver"
+        while True:
+            host = await self._host.look()
+            if host.has_mlx5_core if is_host else host.is_mofed_ready:
+                return
+            waited = self._clock.now() - began
+            if limit and waited >= limit:
+                raise DeadlineExceeded(f"{which} to be up", waited, hint="look at the network operator's driver pod on this node")
+            blockers = (Blocker("network-driver", which, "is not up"),)
+            self._progress.wait(Waiting("network-driver", f"waiting for the network driver (limit {duration_words(limit)})", blockers))
+            await self._host.wait_for_change((), min(2.0, limit - waited) if limit else 2.0)
+
+
+def _names(blockers: Collection[Blocker]) -> str:
+    return "; ".join(f"{each.kind} {each.name} ({each.why})" for each in blockers) or "the last users"

@@ -1,0 +1,126 @@
+"""Writing the node: guarded patches that survive conflicts and outages, and never touch what is not ours."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+from driver_manager.core.record import NodeChange, find_record
+from driver_manager.core.snapshot import NodeView
+from driver_manager.errors import Conflict, DeadlineExceeded, NotFound, TakenOver, Unreachable
+from driver_manager.names import STATUS
+from driver_manager.ports import Clock, Cluster, NodePatch
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+FIRST_PAUSE: Final = 0.1
+LONGEST_PAUSE: Final = 10.0
+"""Seconds between two tries, doubling from the first to the longest."""
+
+
+async def finished(work: Awaitable[Result]) -> Result:
+    """Lets a change of the world come to its end even when we are told to stop, so that what follows knows what is so."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        if not task.cancelled():
+            await asyncio.wait({task})
+            if not task.cancelled() and (error := task.exception()) is not None:
+                logger.debug("ended while stopping", extra={"error": str(error)})
+        raise
+
+
+class NodeWriter:
+    """One node, as last seen, and the way to change it."""
+
+    def __init__(self, cluster: Cluster, clock: Clock, node: NodeView, run: str) -> None:
+        self.cluster, self.clock, self.node, self.run = cluster, clock, node, run
+
+    async def refresh(self) -> NodeView:
+        """Reads the node again.
+
+        Raises:
+            TakenOver: it is gone, another node has its name, or another run has it.
+        """
+        try:
+            fresh = await self.cluster.node(self.node.name)
+        except NotFound as error:
+            raise TakenOver(f"the node {self.node.name} is gone from the cluster") from error
+        if fresh.uid != self.node.uid:
+            raise TakenOver(f"the node {self.node.name} was made anew while this run worked on it")
+        self.node = fresh
+        return fresh
+
+    def check_ours(self, node: NodeView) -> None:
+        """Makes sure that no other run has taken the node over.
+
+        Raises:
+            TakenOver: with the other run's name.
+        """
+        record = find_record(node).record
+        if record is not None and record.run != self.run:
+            raise TakenOver(f"run {record.run} has taken over the node {node.name}", hint="this run stops; look at that one")
+
+    async def write_once(self, change: NodeChange) -> NodeView:
+        """Changes the node only if it is still the one last seen.
+
+        Raises:
+            Conflict: it is not.
+        """
+        self.node = await finished(self.cluster.patch_node(_patch(self.node, change)))
+        return self.node
+
+    async def read(self, timeout: float) -> NodeView:
+        """A fresh read, through outages of at most `timeout` seconds."""
+        return await self.write(lambda _: None, "reading the node back", timeout, is_stale=True)
+
+    async def write(self, build: Callable[[NodeView], NodeChange | None], what: str, timeout: float, *, is_stale: bool = False) -> NodeView:
+        """Changes the node by what `build` makes of its newest version; None is nothing to do.
+
+        An answer that was lost may mean that the change was made, so after each failure the node is read again and `build` asked again.
+
+        Raises:
+            DeadlineExceeded: no success within `timeout` seconds (0: without limit). TakenOver, Forbidden.
+        """
+        began, pause, trouble = self.clock.now(), FIRST_PAUSE, ""
+        while True:
+            wanted = 0.0
+            try:
+                if is_stale:
+                    await self.refresh()
+                if (change := build(self.node)) is None:
+                    return self.node
+                return await self.write_once(change)
+            except Conflict as error:
+                is_stale, trouble = True, error.message
+                logger.debug("the node has changed meanwhile", extra={"what": what})
+            except NotFound as error:
+                raise TakenOver(f"the node {self.node.name} is gone from the cluster") from error
+            except Unreachable as error:
+                is_stale, trouble = True, error.message
+                logger.warning("the API server does not answer", extra={"what": what, "error": error.message})
+                wanted = max(error.retry_after, pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+            waited = self.clock.now() - began
+            if timeout and waited >= timeout:
+                raise DeadlineExceeded(f"the API server to take a change of the node ({what}); last: {trouble}", waited)
+            if wanted:
+                await self.clock.sleep(min(wanted, timeout - waited) if timeout else wanted)
+
+    async def write_status(self, text: str | None) -> None:
+        """Sets the status annotation, or takes it away, without touching anything else."""
+        self.node = await finished(self.cluster.patch_node(NodePatch(name=self.node.name, annotations={STATUS: text})))
+
+
+def _patch(node: NodeView, change: NodeChange) -> NodePatch:
+    return NodePatch(
+        name=node.name,
+        resource_version=node.resource_version,
+        labels=change.labels,
+        annotations=change.annotations,
+        unschedulable=change.unschedulable,
+        taints=change.taints,
+    )

@@ -1,0 +1,225 @@
+"""Following the pods of the node, evicting some of them, and waiting until they are gone."""
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+from typing import Final
+
+from driver_manager.agent.progress import Progress
+from driver_manager.agent.together import each_of
+from driver_manager.config import duration_words
+from driver_manager.core.report import Blocker, Waiting
+from driver_manager.core.snapshot import ChangeKind, PodList, PodView
+from driver_manager.errors import Conflict, DeadlineExceeded, EvictionBlocked, NotFound, Refused, Terminating, Unreachable
+from driver_manager.ports import Clock, Cluster
+
+FIRST_RETRY: Final = 2.0
+"""Seconds at least between two tries for one pod: a budget is not asked more often (decision 13)."""
+LONGEST_RETRY: Final = 10.0
+
+
+class PodTracker:
+    """The pods that are in the API on this node, kept current by a watch."""
+
+    def __init__(self, cluster: Cluster, node_name: str, since: PodList) -> None:
+        self._cluster, self._node_name, self._since = cluster, node_name, since
+        self.present = {pod.uid: pod for pod in since.items}
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> "PodTracker":
+        self._task = asyncio.create_task(self._follow())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+
+    async def _follow(self) -> None:
+        async for change in self._cluster.pod_changes(self._node_name, self._since):
+            if change.kind is ChangeKind.GONE:
+                self.present.pop(change.pod.uid, None)
+            else:
+                self.present[change.pod.uid] = change.pod
+            self._changed.set()
+
+    def update(self, pods: PodList) -> None:
+        """Takes in a newer list."""
+        self.present = {pod.uid: pod for pod in pods.items}
+        self._changed.set()
+
+    async def next_change(self, clock: Clock, at_most: float) -> None:
+        """Returns at the next change of any pod, else after `at_most` seconds.
+
+        Raises:
+            Forbidden: the watch is over for good.
+        """
+        assert self._task is not None
+        self._changed.clear()
+        waits = [asyncio.create_task(self._changed.wait()), asyncio.create_task(clock.sleep(at_most))]
+        try:
+            await asyncio.wait({*waits, self._task}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        if self._task.done():
+            self._task.result()
+
+    def among(self, pods: Iterable[PodView]) -> tuple[PodView, ...]:
+        """Those that are still there, as they are now; same name with another uid is somebody else."""
+        return tuple(self.present[pod.uid] for pod in pods if pod.uid in self.present)
+
+
+class Evictor:
+    """Evicts pods within one deadline that counts from the first eviction."""
+
+    def __init__(self, cluster: Cluster, clock: Clock, tracker: PodTracker, progress: Progress, limit: float) -> None:
+        self._cluster, self._clock, self._tracker, self._progress = cluster, clock, tracker, progress
+        self._limit = limit
+        self._began: float | None = None
+        self.blocked: dict[str, EvictionBlocked] = {}
+        """Pod uid -> why it may not go now."""
+        self.accepted: set[str] = set()
+        """Uids of pods whose eviction the server has taken."""
+
+    async def try_all(self, pods: Sequence[PodView]) -> None:
+        """Asks for every pod without changing anything, and remembers who is refused.
+
+        Raises:
+            Refused: a pod can never be evicted as things are.
+        """
+
+        async def ask(pod: PodView) -> None:
+            with suppress(NotFound, Conflict, Terminating, Unreachable):
+                try:
+                    await self._cluster.evict(pod, dry_run=True)
+                except EvictionBlocked as error:
+                    self._note(pod, error)
+
+        await each_of(ask(pod) for pod in pods)
+
+    def _note(self, pod: PodView, error: EvictionBlocked) -> None:
+        if error.final:
+            raise Refused(f"pod {pod.ref} can never be evicted: {error.message}", hint=error.hint or "leave it one budget")
+        self.blocked[pod.uid] = error
+
+    async def evict_all(self, pods: Sequence[PodView]) -> None:
+        """Evicts all pods: first those that were refused, so that nobody goes in vain; returns when all are accepted."""
+        refused = [pod for pod in pods if pod.uid in self.blocked]
+        others = [pod for pod in pods if pod.uid not in self.blocked]
+        await each_of(self._evict(pod, FIRST_RETRY) for pod in refused)
+        await each_of(self._evict(pod, 0.0) for pod in others)
+
+    async def _evict(self, pod: PodView, pause: float) -> None:
+        """Tries until the eviction is accepted or needless."""
+        longer = FIRST_RETRY
+        if self._began is None:
+            self._began = self._clock.now()
+        while True:
+            if pause:
+                await self._rest(pod, pause)
+            now = self._tracker.present.get(pod.uid)
+            if now is None or now.is_terminating or now.is_over:
+                self.blocked.pop(pod.uid, None)
+                return
+            try:
+                await self._cluster.evict(pod)
+            except (NotFound, Conflict, Terminating):
+                self.blocked.pop(pod.uid, None)
+                return
+            except EvictionBlocked as error:
+                self._note(pod, error)
+                pause = max(longer, error.retry_after)
+                longer = min(1.5 * longer, LONGEST_RETRY)
+            except Unreachable as error:
+                pause = max(1.0, error.retry_after)
+            else:
+                self.blocked.pop(pod.uid, None)
+                self.accepted.add(pod.uid)
+                return
+
+    async def _rest(self, pod: PodView, pause: float) -> None:
+        """Waits between two tries, or until the pod is on its way anyhow."""
+        until = self._clock.now() + pause
+        while (left := until - self._clock.now()) > 0.001:
+            self.check_limit()
+            now = self._tracker.present.get(pod.uid)
+            if now is None or now.is_terminating:
+                return
+            await self._tracker.next_change(self._clock, min(left, self.time_left()))
+
+    def time_left(self) -> float:
+        """Seconds until the deadline; infinite without one."""
+        if not self._limit or self._began is None:
+            return float("inf")
+        return max(0.0, self._began + self._limit - self._clock.now())
+
+    def check_limit(self) -> None:
+        """Ends the run when the deadline is over.
+
+        Raises:
+            DeadlineExceeded: naming the pods that are still there, and the budgets.
+        """
+        if self.time_left() > 0:
+            return
+        assert self._began is not None
+        names = "; ".join(self.why(self._tracker.present[uid]) for uid in self.blocked if uid in self._tracker.present)
+        raise DeadlineExceeded(
+            names or "the evicted pods to go",
+            self._clock.now() - self._began,
+            hint="free the budget (more replicas, or a smaller minAvailable), delete the pod, or raise DRAIN_TIMEOUT_SECONDS",
+        )
+
+    def why(self, pod: PodView) -> str:
+        """The pod with what holds it, for people."""
+        error = self.blocked.get(pod.uid)
+        if error is None:
+            return f"pod {pod.ref} to end"
+        return f"pod {pod.ref}, which {f'the budget {error.budget}' if error.budget else 'the API server'} does not let go: {error.message}"
+
+    def waiting(self, pods: Sequence[PodView]) -> Waiting:
+        """What the run waits for among these pods."""
+        limit = duration_words(self._limit)
+        stuck = [pod for pod in pods if pod.uid in self.blocked]
+        if stuck:
+            blockers = tuple(Blocker("pod", pod.ref, _blocked_words(self.blocked[pod.uid]), pod.uid) for pod in stuck)
+            return Waiting("blocked-by-budget", f"waiting until {len(stuck)} pods may be evicted (limit {limit})", blockers)
+        blockers = tuple(Blocker("pod", pod.ref, "is ending" if pod.is_terminating else "is to be evicted", pod.uid) for pod in pods)
+        return Waiting("evicting", f"waiting for {len(pods)} pods to be gone (limit {limit})", blockers)
+
+
+def _blocked_words(error: EvictionBlocked) -> str:
+    return f"budget {error.budget}: {error.message}" if error.budget else error.message
+
+
+async def wait_until_gone(
+    tracker: PodTracker,
+    clock: Clock,
+    pods: Collection[PodView],
+    limit: float,
+    tell: Callable[[tuple[PodView, ...]], None],
+    repeat: float = 5.0,
+) -> None:
+    """Returns when none of the pods is in the API any more.
+
+    Args:
+        tracker: what is there.
+        clock: time.
+        pods: by uid.
+        limit: seconds; 0 is without limit.
+        tell: called with those that are left, after each change and every `repeat` seconds.
+        repeat: seconds.
+
+    Raises:
+        DeadlineExceeded: naming who is left.
+    """
+    began = clock.now()
+    while left := tracker.among(pods):
+        waited = clock.now() - began
+        if limit and waited >= limit:
+            names = ", ".join(f"pod {pod.ref}" for pod in left)
+            raise DeadlineExceeded(f"{names} to be gone", waited, hint="look why the pod does not end: kubectl describe pod")
+        tell(left)
+        await tracker.next_change(clock, min(repeat, limit - waited) if limit else repeat)

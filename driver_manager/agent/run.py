@@ -1,0 +1,263 @@
+"""One run of the agent from its first look to its exit code: the way, the failures, and what is put back."""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+from driver_manager.agent.execute import Executor
+from driver_manager.agent.node import NodeWriter
+from driver_manager.agent.observe import Observer
+from driver_manager.agent.progress import Progress
+from driver_manager.config import Settings
+from driver_manager.core.plan import Path, Plan, RestoreNode
+from driver_manager.core.planner import Snapshot
+from driver_manager.core.record import find_record
+from driver_manager.core.report import Blocker, Waiting, status_text
+from driver_manager.errors import (
+    ClusterError,
+    DeadlineExceeded,
+    DriverManagerError,
+    Exit,
+    Interrupted,
+    NotBuilt,
+    Refused,
+    TakenOver,
+)
+from driver_manager.logs import bound
+from driver_manager.names import STATUS
+from driver_manager.ports import Clock, Cluster, Host
+
+logger = logging.getLogger(__name__)
+
+MAX_TURNS: Final = 5
+"""How often a run starts over after a wait or an undo, before anything is changed."""
+STATUS_AFTER: Final = 2.0
+"""A wait shorter than this is not written on the node."""
+STATUS_EVERY: Final = 10.0
+"""Seconds at least between two writes of the status."""
+DEFAULT_GRACE: Final = 30.0
+GRACE_MARGIN: Final = 5.0
+"""Seconds of our pod's grace period that are left for the end of the process (decision 23)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended."""
+
+    code: Exit
+    sentence: str
+    hint: str = ""
+    is_put_back: bool = True
+    """Whether the node is as it was before; if not, the record on it says what is left."""
+
+
+class Agent:
+    """One run on one node."""
+
+    def __init__(self, cluster: Cluster, host: Host, clock: Clock, settings: Settings, progress: Progress | None = None) -> None:
+        self.cluster, self.host, self.clock, self.settings = cluster, host, clock, settings
+        self.progress = progress or Progress(clock)
+        self.observer = Observer(cluster, host, clock, settings)
+        self.executor: Executor | None = None
+        self._grace = DEFAULT_GRACE
+
+    # Ways in --------------------------------------------------------------------------------------------------------
+
+    async def uninstall(self, stop: asyncio.Event) -> Outcome:
+        """Frees the node of the driver, or puts everything back.
+
+        Args:
+            stop: set when a signal asks the program to end.
+        """
+        bound.set({"node": self.settings.node_name, "run": self.observer.run})
+        return await self._guarded(self._uninstall(), stop)
+
+    async def restore(self, stop: asyncio.Event) -> Outcome:
+        """Puts back what the record on the node holds, and only that."""
+        bound.set({"node": self.settings.node_name, "run": self.observer.run})
+        return await self._guarded(self._restore(), stop)
+
+    async def plan(self) -> tuple[Snapshot, Plan]:
+        """What `uninstall` would do now; changes nothing."""
+        return await self.observer.plan()
+
+    # The run --------------------------------------------------------------------------------------------------------
+
+    async def _guarded(self, work: Coroutine[Any, Any, Outcome], stop: asyncio.Event) -> Outcome:
+        """Does the work under the node's lock, and turns each way it can end into an outcome."""
+        task = asyncio.ensure_future(self._locked(work))
+        stopped = asyncio.ensure_future(stop.wait())
+        try:
+            await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopped.cancel()
+            if not task.done():
+                task.cancel()
+        with suppress(asyncio.CancelledError):
+            return await task
+        return Outcome(Exit.AGAIN, "stopped by a signal before anything was changed")
+
+    async def _locked(self, work: Coroutine[Any, Any, Outcome]) -> Outcome:
+        try:
+            async with self.host.lock(self.settings.lock_timeout):
+                return await self._settled(work)
+        except DriverManagerError as error:
+            return Outcome(error.exit_code, error.message, error.hint)
+        finally:
+            work.close()
+
+    async def _settled(self, work: Coroutine[Any, Any, Outcome]) -> Outcome:
+        """Ends a run that failed or was stopped: everything back, one outcome."""
+        try:
+            return await work
+        except DriverManagerError as error:
+            return await self._put_back(error, self.settings.restore_timeout)
+        except asyncio.CancelledError:
+            if self.executor is not None and self.executor.is_marked:
+                return Outcome(Exit.HOST_DRIVER, "the driver belongs to the host; the node is marked so")
+            task = asyncio.current_task()
+            assert task is not None
+            task.uncancel()
+            limit = max(1.0, self._grace - GRACE_MARGIN)
+            return await self._put_back(Interrupted("stopped by a signal", hint="the next run starts from the beginning"), limit)
+
+    async def _uninstall(self) -> Outcome:
+        for _ in range(MAX_TURNS):
+            seen, plan = await self.observer.plan()
+            if seen.own_pod is not None:
+                self._grace = float(seen.own_pod.grace_seconds)
+            self._tell(plan)
+            self.executor = self._executor(seen)
+            if plan.path is Path.REFUSED:
+                raise _refusal(plan)
+            await self.observer.check_permissions(seen, plan)
+            await self._run_steps(plan)
+            if plan.path not in (Path.WAIT, Path.UNDO):
+                return await self._done(plan)
+        raise DeadlineExceeded("the node to come to rest", 0.0, hint="look at the log: each turn says what it waited for")
+
+    def _tell(self, plan: Plan) -> None:
+        self.progress.tell("plan", path=str(plan.path), because=plan.because, steps=len(plan.steps))
+        for note in plan.notes:
+            self.progress.tell("note", what=note)
+        for each in plan.verdicts:
+            logger.debug("verdict", extra={"pod": each.pod.ref, "action": str(each.action), "reason": str(each.reason)})
+
+    def _executor(self, seen: Snapshot) -> Executor:
+        writer = NodeWriter(self.cluster, self.clock, seen.node, self.observer.run)
+        return Executor(self.cluster, self.host, self.clock, self.settings, self.observer, writer, self.progress)
+
+    async def _run_steps(self, plan: Plan) -> None:
+        executor = self.executor
+        assert executor is not None
+        needs_watch = any(type(step).__name__ in _WATCHING for step in plan.steps)
+        heartbeat = asyncio.ensure_future(self._heartbeat(executor))
+        try:
+            if needs_watch:
+                async with executor.tracker:
+                    await self._each_step(plan, executor)
+            else:
+                await self._each_step(plan, executor)
+        finally:
+            heartbeat.cancel()
+
+    async def _each_step(self, plan: Plan, executor: Executor) -> None:
+        for step in plan.steps:
+            with self.progress.step(step):
+                await executor.do(step)
+
+    async def _done(self, plan: Plan) -> Outcome:
+        """Nothing is left to do; a status of an earlier failure goes now (decision 11)."""
+        assert self.executor is not None
+        if STATUS in self.executor.writer.node.annotations and plan.ends_with is Exit.DONE:
+            await self.executor.restore(self.settings.restore_timeout)
+        if plan.ends_with is Exit.DONE:
+            return Outcome(Exit.DONE, f"the driver may be installed: {plan.because}")
+        return Outcome(plan.ends_with, plan.because, plan.hint)
+
+    async def _restore(self) -> Outcome:
+        seen = await self.observer.look(with_holders=False)
+        self.executor = self._executor(seen)
+        found = find_record(seen.node)
+        if found.is_unreadable:
+            raise Refused(found.complaint, hint="put the node back by hand, then remove the annotation")
+        if found.complaint:
+            self.progress.warn("ignored", what=found.complaint)
+        if found.record is None:
+            return await self._done(Plan(path=Path.UNDO, because=f"nothing to put back: node {seen.node.name} carries no record"))
+        self.progress.tell("record found", of_run=found.record.run, started=found.record.started)
+        with self.progress.step(RestoreNode()):
+            await self.executor.restore(self.settings.restore_timeout)
+        return Outcome(Exit.DONE, f"node {seen.node.name} is as it was before run {found.record.run}")
+
+    # Failing --------------------------------------------------------------------------------------------------------
+
+    async def _put_back(self, error: DriverManagerError, limit: float) -> Outcome:
+        """Runs what the plan holds for a failure: the node back, with the reason on it for people."""
+        executor = self.executor
+        logger.error("the run failed", extra={"error": error.message, "hint": error.hint})
+        if executor is None or isinstance(error, TakenOver):
+            return Outcome(error.exit_code, error.message, error.hint, is_put_back=executor is None or executor.record is None)
+        is_changed = executor.record is not None or find_record(executor.writer.node).record is not None
+        if isinstance(error, Interrupted) and not is_changed:
+            return Outcome(error.exit_code, error.message, error.hint)
+        waiting = Waiting(type(error).__name__, error.message + (f" ({error.hint})" if error.hint else ""), self._blockers())
+        status = status_text(phase="failed", run=self.observer.run, since=self.clock.wall(), waiting=waiting)
+        if not is_changed:
+            with suppress(ClusterError):
+                await executor.writer.write_status(status)
+            return Outcome(error.exit_code, error.message, error.hint)
+        executor.status_on_restore = status
+        try:
+            with self.progress.step(RestoreNode()):
+                await executor.restore(limit)
+        except DriverManagerError as second:
+            logger.error("the node could not be put back; its record stays", extra={"error": second.message, "hint": second.hint})  # noqa: TRY400
+            hint = f"run `driver-manager restore` on the node; {second.message}"
+            return Outcome(error.exit_code, error.message, hint, is_put_back=False)
+        return Outcome(error.exit_code, error.message, error.hint)
+
+    def _blockers(self) -> tuple[Blocker, ...]:
+        executor = self.executor
+        if executor is None:
+            return ()
+        pods = [executor.tracker.present[uid] for uid in executor.evictor.blocked if uid in executor.tracker.present]
+        return executor.evictor.waiting(pods).blockers if pods else ()
+
+    # Telling while waiting ------------------------------------------------------------------------------------------
+
+    async def _heartbeat(self, executor: Executor) -> None:
+        """Repeats what a long wait is for, in the log and on the node, while it changes or lasts."""
+        written, written_at = "", float("-inf")
+        while True:
+            await self.clock.sleep(1.0)
+            waiting = self.progress.waiting
+            if waiting is None:
+                continue
+            self.progress.wait(waiting)
+            now = self.clock.now()
+            if now - self.progress.waiting_since < STATUS_AFTER or now - written_at < STATUS_EVERY:
+                continue
+            text = status_text(phase="waiting", run=self.observer.run, since=self.progress.waiting_since_wall, waiting=waiting)
+            if text == written:
+                continue
+            written, written_at = text, now
+            with suppress(ClusterError):
+                await executor.writer.write_status(text)
+
+
+_WATCHING: Final = frozenset({"AwaitPolicyOwner", "AwaitOtherDriver", "FreePods", "PauseLast"})
+"""Steps that follow pods."""
+
+
+def _refusal(plan: Plan) -> DriverManagerError:
+    """The error of a plan that must not be run."""
+    message = plan.because
+    if plan.refusals and plan.refusals != (plan.because,):
+        message = f"{plan.because}: {'; '.join(plan.refusals)}"
+    error = NotBuilt(message, hint=plan.hint) if plan.ends_with is Exit.BUG else Refused(message, hint=plan.hint)
+    error.exit_code = plan.ends_with
+    return error

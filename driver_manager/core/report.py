@@ -1,0 +1,128 @@
+"""What people and other programs are told: what a run waits for, and the status annotation. All of it bounded in size."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from driver_manager.core.consumers import Verdict
+from driver_manager.core.plan import Plan, describe
+from driver_manager.core.snapshot import Holder, HolderScan, PodView
+
+MAX_STATUS_BYTES: Final = 2 * 1024
+MAX_BLOCKERS: Final = 5
+_MAX_SENTENCE: Final = 500
+_MAX_PART: Final = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Blocker:
+    """One thing that stands in the way."""
+
+    kind: str
+    """`pod`, `process`, `module`, `label`, `network-driver` or `node`."""
+    name: str
+    why: str
+    uid: str = ""
+    """Of the pod, where it is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What a run waits for."""
+
+    reason: str
+    """For machines."""
+    sentence: str
+    """For people: what is so, and how long it may take."""
+    blockers: tuple[Blocker, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The sentence with the blockers by name."""
+        if not self.blockers:
+            return self.sentence
+        shown = "; ".join(f"{each.kind} {each.name} ({each.why})" for each in self.blockers[:MAX_BLOCKERS])
+        more = len(self.blockers) - MAX_BLOCKERS
+        return f"{self.sentence}: {shown}" + (f"; and {more} more" if more > 0 else "")
+
+
+def pod_blockers(pods: Iterable[PodView], why: str) -> tuple[Blocker, ...]:
+    """Pods as blockers, all for one reason."""
+    return tuple(Blocker("pod", pod.ref, why, pod.uid) for pod in pods)
+
+
+def holder_blockers(scan: HolderScan, used: Sequence[str], names: dict[str, str]) -> tuple[Blocker, ...]:
+    """Who keeps the GPUs busy.
+
+    Args:
+        scan: the processes found.
+        used: modules with users of their own.
+        names: pod uid -> `namespace/name`, as far as known.
+    """
+    blockers = [Blocker("process", f"{each.pid} {each.command}", _holder_words(each, names), each.pod_uid or "") for each in scan.holders]
+    if used and not blockers:
+        blockers = [Blocker("module", name, "in use, and no process that holds it can be seen") for name in used]
+    blockers += [Blocker("process", str(pid), "could not be inspected") for pid in scan.unreadable if used]
+    return tuple(blockers)
+
+
+def _holder_words(holder: Holder, names: dict[str, str]) -> str:
+    devices = ", ".join(holder.devices[:3])
+    if holder.pod_uid:
+        pod = names.get(holder.pod_uid, "")
+        return f"holds {devices}, of pod {pod or 'with uid ' + holder.pod_uid}"
+    return f"holds {devices}, of {f'the unit {holder.unit}' if holder.unit else 'an unknown owner'}"
+
+
+def status_text(*, phase: str, run: str, since: str, waiting: Waiting) -> str:
+    """The status annotation: JSON of at most MAX_STATUS_BYTES, with the first blockers and how many there are."""
+    shown = [{"kind": each.kind, "name": _cut(each.name), "why": _cut(each.why)} for each in waiting.blockers[:MAX_BLOCKERS]]
+    for entry, each in zip(shown, waiting.blockers, strict=False):
+        if each.uid:
+            entry["uid"] = each.uid
+    body: dict[str, Any] = {
+        "phase": phase,
+        "reason": waiting.reason,
+        "message": waiting.sentence[:_MAX_SENTENCE],
+        "since": since,
+        "run": run,
+        "blockers": shown,
+        "blockerCount": len(waiting.blockers),
+    }
+    while len(text := json.dumps(body, separators=(",", ":"))) > MAX_STATUS_BYTES and shown:
+        shown.pop()
+    return text
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MAX_PART else text[: _MAX_PART - 1] + "…"
+
+
+def plan_document(plan: Plan) -> dict[str, Any]:
+    """A plan as plain data, for `--output json`."""
+    return {
+        "path": str(plan.path),
+        "because": plan.because,
+        "steps": [{"step": type(step).__name__, "description": describe(step)} for step in plan.steps],
+        "onFailure": [{"step": type(step).__name__, "description": describe(step)} for step in plan.on_failure],
+        "verdicts": [_verdict_document(each) for each in plan.verdicts],
+        "drainVerdicts": [_verdict_document(each) for each in plan.drain_verdicts],
+        "evictions": sum(each.action == "evict" for each in plan.verdicts),
+        "refusals": list(plan.refusals),
+        "notes": list(plan.notes),
+        "hint": plan.hint,
+        "exitCode": int(plan.ends_with),
+    }
+
+
+def _verdict_document(verdict: Verdict) -> dict[str, Any]:
+    return {
+        "namespace": verdict.pod.namespace,
+        "name": verdict.pod.name,
+        "uid": verdict.pod.uid,
+        "action": str(verdict.action),
+        "reason": str(verdict.reason),
+        "sentence": verdict.sentence,
+        "setting": verdict.setting,
+    }
