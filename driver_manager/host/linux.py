@@ -1,0 +1,252 @@
+"""The Host port on Linux, or on a directory tree laid out like one.
+
+All reading goes through explicit roots (`paths`), all changing through `Calls`; what is left here is the order of things and what an answer
+means. Nothing is kept between calls.
+"""
+
+import asyncio
+import contextlib
+import errno
+import os
+import re
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Final
+
+from driver_manager import names
+from driver_manager.core.snapshot import HolderScan, HostView, ModuleState, ModuleView, MountView
+from driver_manager.errors import HostError, InvariantBroken
+from driver_manager.host import lock as node_lock
+from driver_manager.host.calls import MNT_DETACH, O_NONBLOCK, UMOUNT_NOFOLLOW, Calls, KernelCalls, readable
+from driver_manager.host.errnos import error_of
+from driver_manager.host.look import look, module_view, mounts, own_pid, unloading_disabled
+from driver_manager.host.parsing import is_at_or_below
+from driver_manager.host.paths import Roots, machine_roots, tree_roots
+from driver_manager.host.scan import scan, users_below
+from driver_manager.host.tree import TreeCalls
+from driver_manager.ports import Clock
+
+QUICK_SECONDS: Final = 10.0
+"""Limit of calls that only touch memory."""
+_VERSION = re.compile(r"\d+(?:\.\d+)+")
+_NVIDIA_SMI = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+_MOST_NAMED = 5
+
+
+def open_host(tree: Path | None, clock: Clock) -> "LinuxHost":
+    """The machine this runs on, or a directory tree in its place.
+
+    Raises:
+        ConfigError: the tree is no folder.
+    """
+    if tree is None:
+        return LinuxHost(machine_roots(), KernelCalls(), clock)
+    roots = tree_roots(tree)
+    return LinuxHost(roots, TreeCalls(roots.host), clock)
+
+
+class LinuxHost:
+    """A host whose state is in files.
+
+    Args:
+        roots: where they are.
+        calls: what changes it.
+        clock: time for waits.
+    """
+
+    def __init__(self, roots: Roots, calls: Calls, clock: Clock) -> None:
+        self._roots = roots
+        self._calls = calls
+        self._clock = clock
+
+    async def look(self) -> HostView:
+        """Reads modules, mounts, files and PCI devices."""
+        try:
+            return await asyncio.to_thread(look, self._roots)
+        except OSError as error:
+            raise _unreadable(error) from error
+
+    async def holders(self) -> HolderScan:
+        """Finds the processes that have a GPU device open or mapped."""
+        try:
+            return await asyncio.to_thread(scan, self._roots)
+        except OSError as error:
+            raise _unreadable(error) from error
+
+    async def host_driver_version(self, timeout: float) -> str | None:
+        """What the host's own nvidia-smi says, run in the host's root."""
+        is_inside = self._roots.is_tree or self._roots.host == Path("/")
+        argv = _NVIDIA_SMI if is_inside else ("chroot", str(self._roots.host), *_NVIDIA_SMI)
+        try:
+            finished = await self._calls.run(argv, timeout)
+        except (TimeoutError, OSError):
+            return None
+        if finished is None or finished.code != 0:
+            return None
+        first = finished.output.strip().partition("\n")[0].strip()
+        return first if _VERSION.fullmatch(first) else None
+
+    def lock(self, timeout: float) -> AbstractAsyncContextManager[None]:
+        """Holds the node's lock."""
+        return node_lock.held(self._roots.own / names.LOCK_FILE, timeout, self._clock)
+
+    # Changes ---------------------------------------------------------------------------------------------------------
+
+    async def unload_module(self, name: str, timeout: float) -> None:
+        """Unloads one module; already gone is fine."""
+        name = name.replace("-", "_")
+        try:
+            await self._calls.delete_module(name, O_NONBLOCK, timeout)
+        except OSError as error:
+            if error.errno == errno.ENOENT:
+                return
+            raise self._module_error(name, error) from error
+
+    def _module_error(self, name: str, error: OSError) -> HostError:
+        """What the kernel's refusal means, with what sysfs says about the module now."""
+        number = error.errno or 0
+        module = module_view(self._roots, name)
+        if number == errno.EPERM:
+            return error_of("delete_module", number, name, state="disabled" if unloading_disabled(self._roots) else "")
+        if number == errno.EBUSY and module is not None and module.state is not ModuleState.LIVE:
+            return error_of("delete_module", number, name, state=module.state.value)
+        return error_of("delete_module", number, name, more=_use_of(module) if number == errno.EAGAIN else "")
+
+    async def unmount(self, mount: MountView, *, detach: bool, timeout: float) -> None:
+        """Takes one mount away (the top one of its target); already gone is fine."""
+        if not is_at_or_below(mount.target, f"/{names.DRIVER_ROOT}"):
+            raise InvariantBroken(f"{mount.target} is not below the driver root and never unmounted")
+        before = self._mounts_on(mount.target)
+        if mount.mount_id not in before:
+            return
+        flags = UMOUNT_NOFOLLOW | (MNT_DETACH if detach else 0)
+        try:
+            await self._calls.umount2(mount.target, flags, timeout)
+        except OSError as error:
+            if len(self._mounts_on(mount.target)) < len(before):
+                return  # somebody else was quicker
+            raise await self._mount_error(mount.target, error) from error
+        after = self._mounts_on(mount.target)
+        if after and after[-1] == before[-1] and len(after) >= len(before):
+            raise error_of("umount2", errno.EINVAL, mount.target, more="the host still has it after an unmount here")
+
+    def _mounts_on(self, target: str) -> list[int]:
+        return [mount.mount_id for mount in mounts(self._roots) if mount.target == target]
+
+    async def _mount_error(self, target: str, error: OSError) -> HostError:
+        number = error.errno or 0
+        if number != errno.EBUSY:
+            return error_of("umount2", number, target)
+        below = [mount.target for mount in mounts(self._roots) if mount.target != target and is_at_or_below(mount.target, target)]
+        if below:
+            return error_of("umount2", number, target, state="children", more=", ".join(below[:_MOST_NAMED]))
+        users = await asyncio.to_thread(users_below, self._roots, target, _MOST_NAMED)
+        return error_of("umount2", number, target, more=", ".join(users) or "no process was found there")
+
+    async def remove_file(self, path: str) -> bool:
+        """Removes a file below /run; False where there is none."""
+        path = "/" + path.lstrip("/")
+        if not path.startswith("/run/") or ".." in path.split("/"):
+            raise InvariantBroken(f"{path} is not below /run and never removed")
+        if not os.path.lexists(self._own(path)):
+            return False
+        try:
+            await self._calls.unlink(path, QUICK_SECONDS)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise error_of("unlink", error.errno or 0, path) from error
+        return True
+
+    async def remove_pid_file(self) -> bool:
+        """Removes the driver container's pid file unless a process holds its lock."""
+        try:
+            descriptor = os.open(self._own(f"/{names.PID_FILE}"), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise error_of("open", error.errno or 0, f"/{names.PID_FILE}") from error
+        try:
+            if node_lock.is_locked(descriptor):
+                return False
+            return await self.remove_file(names.PID_FILE)
+        finally:
+            os.close(descriptor)
+
+    def _own(self, path: str) -> Path:
+        return self._roots.own / path.lstrip("/")
+
+    # Waiting ---------------------------------------------------------------------------------------------------------
+
+    async def wait_for_change(self, pids: Sequence[int], timeout: float) -> None:
+        """Returns when one of the processes has ended, else after `timeout` seconds."""
+        if not pids:
+            await self._clock.sleep(timeout)
+            return
+        if not self._roots.is_tree and own_pid(self._roots) == os.getpid():
+            with contextlib.suppress(OSError):
+                async with _ends_of(pids) as ends:
+                    await self._first_of(ends, timeout)
+                return
+        await self._poll(pids, timeout)
+
+    async def _first_of(self, ends: Sequence[int], timeout: float) -> None:
+        """Waits until one of the descriptors can be read, or time is up."""
+        waits = [asyncio.ensure_future(readable(descriptor, timeout + 60)) for descriptor in ends]
+        pause = asyncio.ensure_future(self._clock.sleep(timeout))
+        try:
+            await asyncio.wait([*waits, pause], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (*waits, pause):
+                task.cancel()
+            await asyncio.gather(*waits, pause, return_exceptions=True)
+
+    async def _poll(self, pids: Sequence[int], timeout: float) -> None:
+        deadline = self._clock.now() + timeout
+        pause = 0.1 if self._roots.is_tree else 0.2
+        while all((self._roots.proc / str(pid)).exists() for pid in pids):
+            if (left := deadline - self._clock.now()) <= 0:
+                return
+            await self._clock.sleep(min(pause, left))
+            if not self._roots.is_tree:
+                pause = min(1.0, pause * 1.5)
+
+
+@contextlib.asynccontextmanager
+async def _ends_of(pids: Sequence[int]) -> AsyncIterator[list[int]]:
+    """Descriptors that become readable when a process ends; of one that has ended already, one that is readable now.
+
+    Raises:
+        OSError: this kernel has none, or there are too many.
+    """
+    descriptors: list[int] = []
+    try:
+        for pid in pids:
+            try:
+                descriptors.append(os.pidfd_open(pid))
+            except ProcessLookupError:
+                reading, writing = os.pipe()
+                os.close(writing)  # its end can be read at once
+                descriptors.append(reading)
+        yield descriptors
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _use_of(module: ModuleView | None) -> str:
+    """What sysfs says about who uses a module."""
+    if module is None or module.refcount is None:
+        return ""
+    users = f"use count {module.refcount}"
+    return f"{users}, of that modules: {', '.join(sorted(module.holders))}" if module.holders else users
+
+
+def _unreadable(error: OSError) -> HostError:
+    what = error.filename or "the host"
+    return HostError(
+        f"{what} cannot be read: {error.strerror}",
+        hint="Run as root, privileged.",
+        errno_name=errno.errorcode.get(error.errno or 0, ""),
+    )

@@ -1,0 +1,305 @@
+"""Who has a GPU device open or mapped: a walk over /proc that looks at device numbers, not at names.
+
+On a real /proc each descriptor is asked for its number through its link, which works whatever the node is called now and in whichever mount
+namespace it was opened. Filesystems are never asked (AT_STATX_DONT_SYNC), so a dead file server cannot hold the scan up. A mapping keeps a
+device without a descriptor; its line in `maps` has a name only, so candidates are looked up in `map_files`. What may not be looked at is
+reported and never counts as free. A descriptor on its way through a socket shows nowhere: the module's use count is the only sign of it.
+"""
+
+import ctypes
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from driver_manager.core.snapshot import Holder, HolderScan
+from driver_manager.host.devices import GpuDevices, Number, gpu_devices, number_by_name
+from driver_manager.host.look import own_pid
+from driver_manager.host.parsing import DELETED, is_at_or_below, pod_uid, process_state, systemd_unit
+from driver_manager.host.paths import Roots, resolve_in, text_of
+
+_CANDIDATE = re.compile(
+    rb"^([0-9a-f]+-[0-9a-f]+) (?:...s \S+ \S+ [1-9]\d* +(/.+)|...p \S+ \S+ \d+ +(/(?:.*/)?dev/.+)|...s \S+ \S+ 0 +(/.*dev/.+))$", re.M
+)
+"""Mappings that may be a device's: shared ones of a file, and private ones of something in a dev folder."""
+_NO_DEVICES = (b"/dev/shm/", b"/dev/zero", b"/memfd:", b"/SYSV", b"/dev/hugepages")
+
+
+class Probe(Protocol):
+    """Tells whether a link of /proc leads to a GPU device."""
+
+    def device(self, link: bytes) -> str | None:
+        """The name to show for it, None if it is something else.
+
+        Raises:
+            OSError: it went away, or may not be looked at.
+        """
+        ...
+
+
+def scan(roots: Roots, probe: Probe | None = None) -> HolderScan:
+    """Looks at all processes.
+
+    Args:
+        roots: whose /proc.
+        probe: what counts as a device; by default the host's GPUs.
+    """
+    if probe is None:
+        devices = gpu_devices(roots)
+        probe = TreeProbe(roots, devices) if roots.is_tree else KernelProbe(devices)
+    holders: list[Holder] = []
+    unreadable: list[int] = []
+    proc, own = os.fsencode(roots.proc), own_pid(roots)
+    for pid in _pids(proc):
+        if pid == own:
+            continue
+        try:
+            found = _devices_of(b"%b/%d" % (proc, pid), probe)
+        except PermissionError:
+            if _is_alive(roots.proc / str(pid)):
+                unreadable.append(pid)
+            continue
+        except OSError:
+            continue  # it has ended
+        if found and (holder := _holder(roots.proc, pid, found)) is not None:
+            holders.append(holder)
+    return HolderScan(tuple(holders), tuple(unreadable))
+
+
+def _pids(proc: bytes) -> list[int]:
+    try:
+        return sorted(int(name) for name in os.listdir(proc) if name.isdigit())  # noqa: PTH208 - bytes
+    except OSError:
+        return []
+
+
+def _devices_of(process: bytes, probe: Probe) -> set[str]:
+    """GPU devices that a process has open or mapped.
+
+    Raises:
+        PermissionError: none was found, and not all could be looked at. OSError: it has ended.
+    """
+    found: set[str] = set()
+    denied: PermissionError | None = None
+    descriptors, maps = -1, b"?"
+    try:
+        descriptors = _add_opened(found, process, probe)
+        maps = _bytes_of(process + b"/maps")
+        for link in _mapped_links(process, maps):
+            _add(found, probe, link)
+        if not descriptors and not maps:
+            _add_orphan_threads(found, process, probe)
+    except PermissionError as error:
+        denied = error
+    if denied is not None and not found:
+        raise denied
+    return found
+
+
+def _add_opened(found: set[str], folder: bytes, probe: Probe) -> int:
+    """Adds the GPU devices among the descriptors of a process or thread; gives how many descriptors there are."""
+    base = folder + b"/fd"
+    try:
+        numbers = os.listdir(base)  # noqa: PTH208 - bytes, and many of them
+    except FileNotFoundError:
+        return 0
+    for number in numbers:
+        _add(found, probe, b"%b/%b" % (base, number))
+    return len(numbers)
+
+
+def _add(found: set[str], probe: Probe, link: bytes) -> None:
+    try:
+        device = probe.device(link)
+    except PermissionError:
+        raise
+    except OSError:
+        return  # closed meanwhile
+    if device is not None:
+        found.add(device)
+
+
+def _mapped_links(process: bytes, maps: bytes) -> Iterator[bytes]:
+    """Links in map_files of the mappings that may be a device's, each with the name from `maps` behind a zero byte."""
+    for match in _CANDIDATE.finditer(maps):
+        path = match[2] or match[3] or match[4]
+        if not path.startswith(_NO_DEVICES):
+            yield b"%b/map_files/%b\0%b" % (process, match[1], path)
+
+
+def _add_orphan_threads(found: set[str], process: bytes, probe: Probe) -> None:
+    """Adds the GPU devices of threads that outlive the first thread of their process: it shows no descriptors any more."""
+    state = process_state(_bytes_of(process + b"/stat").decode(errors="replace"))
+    if state is None or not state.is_zombie or state.threads < 2:
+        return
+    for thread in os.listdir(process + b"/task"):  # noqa: PTH208 - bytes
+        _add_opened(found, b"%b/task/%b" % (process, thread), probe)
+
+
+def _bytes_of(path: bytes) -> bytes:
+    try:
+        with open(path, "rb", 0) as file:  # noqa: PTH123 - bytes, unbuffered: one read for most
+            return file.read()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
+
+
+def _is_alive(process: Path) -> bool:
+    """Whether a process that could not be looked at can hold anything: kernel threads and zombies cannot."""
+    try:
+        state = process_state(text_of(process / "stat") or "")
+    except PermissionError:
+        return True
+    if state is None:
+        return process.is_dir()
+    return not state.is_kernel_thread and not (state.is_zombie and state.threads < 2)
+
+
+def _holder(proc: Path, pid: int, devices: set[str]) -> Holder | None:
+    process = proc / str(pid)
+    state = process_state(text_of(process / "stat") or "")
+    if state is not None and (state.is_kernel_thread or (state.is_zombie and state.threads < 2)):
+        return None
+    cgroup = _readable(process / "cgroup")
+    uid = pod_uid(cgroup)
+    return Holder(
+        pid=pid,
+        command=command_of(process),
+        devices=tuple(sorted(devices)),
+        pod_uid=uid,
+        unit=None if uid else systemd_unit(cgroup),
+    )
+
+
+def _readable(path: Path) -> str:
+    try:
+        return text_of(path) or ""
+    except PermissionError:
+        return ""
+
+
+def command_of(process: Path) -> str:
+    """The name of a process; its arguments may hold secrets and are not shown."""
+    name = _readable(process / "comm").strip()
+    return name or _readable(process / "cmdline").partition("\0")[0].rpartition("/")[2] or "?"
+
+
+def users_below(roots: Roots, folder: str, most: int) -> tuple[str, ...]:
+    """Processes that work below a folder or have files of it open or mapped, as `command (pid)`; at most `most` of them."""
+    found: list[str] = []
+    proc = os.fsencode(roots.proc)
+    for pid in _pids(proc):
+        if len(found) >= most:
+            break
+        if _works_below(b"%b/%d" % (proc, pid), os.fsencode(folder)):
+            found.append(f"{command_of(roots.proc / str(pid))} ({pid})")
+    return tuple(found)
+
+
+def _works_below(process: bytes, folder: bytes) -> bool:
+    try:
+        links = [process + name for name in (b"/cwd", b"/root", b"/exe")]
+        links += [b"%b/fd/%b" % (process, name) for name in os.listdir(process + b"/fd")]  # noqa: PTH208 - bytes
+    except OSError:
+        links = links[:3]
+    for link in links:
+        try:
+            if is_at_or_below(os.fsdecode(os.readlink(link)), os.fsdecode(folder)):  # noqa: PTH115 - bytes
+                return True
+        except OSError:
+            continue
+    try:
+        return b" " + folder + b"/" in _bytes_of(process + b"/maps")
+    except OSError:
+        return False
+
+
+class TreeProbe:
+    """Links of a tree are texts: each is followed inside the tree to a number, or known by its name."""
+
+    def __init__(self, roots: Roots, devices: GpuDevices) -> None:
+        self._roots = roots
+        self._devices = devices
+        self._known: dict[str, str | None] = {}
+        self._root = str(roots.host)
+
+    def device(self, link: bytes) -> str | None:
+        """Reads a link; where map_files lacks it, the name in `maps` is behind a zero byte."""
+        where, _, mapped = link.partition(b"\0")
+        try:
+            text = os.fsdecode(os.readlink(where))  # noqa: PTH115 - bytes
+        except OSError:
+            if not mapped:
+                raise
+            text = os.fsdecode(mapped)
+        if not text.startswith("/"):
+            if not text.startswith("."):
+                return None  # socket:[1], pipe:[2], anon_inode:x
+            text = os.path.normpath(os.path.join(os.path.dirname(os.fsdecode(where)), text))  # noqa: PTH118, PTH120
+        text = text.removesuffix(DELETED)
+        if is_at_or_below(text, self._root):
+            text = text.removeprefix(self._root)
+        if text not in self._known:
+            self._known[text] = self._look_up(text)
+        return self._known[text]
+
+    def _look_up(self, path: str) -> str | None:
+        try:
+            is_link = stat.S_ISLNK(os.lstat(self._root + path).st_mode)
+        except OSError:
+            is_link = False
+        resolved = resolve_in(self._root, path) if is_link else path
+        number = number_by_name(self._roots, self._devices, resolved)
+        if number is None:
+            named = next((name for name in (path, resolved) if self._devices.has_path(name)), None)
+            return named
+        return self._devices.shown(path, number) if self._devices.has_number(number) else None
+
+
+class KernelProbe:
+    """Links of a real /proc lead to the open file itself."""
+
+    def __init__(self, devices: GpuDevices) -> None:
+        self._devices = devices
+        self._number = _number_reader()
+
+    def device(self, link: bytes) -> str | None:
+        """Asks the kernel for the number behind a link."""
+        where, _, mapped = link.partition(b"\0")
+        try:
+            number = self._number(where)
+        except OSError:
+            # Without CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE only the name of a mapping is to be seen: enough for a yes, never for a no.
+            if self._devices.has_path(name := os.fsdecode(mapped).removesuffix(DELETED)):
+                return name
+            raise
+        if number is None or not self._devices.has_number(number):
+            return None
+        return self._devices.shown(os.fsdecode(os.readlink(where)).removesuffix(DELETED), number)  # noqa: PTH115
+
+
+def _number_reader() -> Any:
+    """A function that gives the device number behind a link, None for what is no character device, and never waits for a server."""
+    statx = getattr(ctypes.CDLL(None, use_errno=True), "statx", None)
+    if statx is None:  # a C library before 2018
+        return _number_by_stat
+    statx.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_char_p)
+    at_fdcwd, no_automount_dont_sync, want_type = -100, 0x800 | 0x4000, 0x1
+    buffer = ctypes.create_string_buffer(256)
+    mode = ctypes.c_uint16.from_buffer(buffer, 28)
+    major, minor = ctypes.c_uint32.from_buffer(buffer, 128), ctypes.c_uint32.from_buffer(buffer, 132)
+
+    def number(link: bytes) -> Number | None:
+        if statx(at_fdcwd, link, no_automount_dont_sync, want_type, buffer) != 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code), link)
+        return (major.value, minor.value) if mode.value & 0o170000 == stat.S_IFCHR else None
+
+    return number
+
+
+def _number_by_stat(link: bytes) -> Number | None:
+    status = os.stat(link)  # noqa: PTH116 - bytes
+    return (os.major(status.st_rdev), os.minor(status.st_rdev)) if stat.S_ISCHR(status.st_mode) else None
