@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import hypothesis.strategies as st
+import msgspec
+import pytest
+from hypothesis import given
+
+from driver_manager.core.snapshot import Identity, Owner, PodView, Rule, Taint, Toleration
+from driver_manager.kube import views
+from tests.unit.kube import server
+
+
+def raw(item: Any) -> bytes:
+    return json.dumps(item).encode()
+
+
+def view(**spec: Any) -> PodView:
+    return views.pod_page(raw(server.pods(server.pod("p", **spec)))).pods[0]
+
+
+def test_resources_of_every_kind_of_container_count() -> None:
+    """Requests and limits of all containers, and of the pod itself."""
+
+    def needs(field: str, name: str) -> dict[str, Any]:
+        return {"name": name, "resources": {field: {name: 1}}}
+
+    pod = view(
+        containers=[needs("limits", "a"), needs("requests", "b"), {"name": "plain"}],
+        initContainers=[needs("limits", "c")],
+        ephemeralContainers=[needs("requests", "d")],
+        resources={"limits": {"e": "1"}, "requests": {"f": "1"}},
+    )
+    assert pod.resources == frozenset("abcdef")
+
+
+def test_claims_come_from_spec_and_status() -> None:
+    """By name, made from a template, and made for an extended resource that the spec does not show as a claim."""
+    pod = server.pod("p", resourceClaims=[{"name": "x", "resourceClaimName": "one"}, {"name": "y", "resourceClaimTemplateName": "t"}])
+    page = views.pod_page(raw(server.pods(pod))).pods[0]
+    assert (page.claims, page.has_pending_claims) == (("one",), True)
+    pod["status"] |= {
+        "resourceClaimStatuses": [{"name": "y", "resourceClaimName": "p-y-abcde"}],
+        "extendedResourceClaimStatus": {"resourceClaimName": "p-extended", "requestMappings": []},
+    }
+    page = views.pod_page(raw(server.pods(pod))).pods[0]
+    assert (page.claims, page.has_pending_claims) == (("one", "p-y-abcde", "p-extended"), False)
+
+
+def test_a_template_that_needs_no_claim_is_not_pending() -> None:
+    """A status entry without a name says that none is made."""
+    pod = server.pod("p", resourceClaims=[{"name": "y", "resourceClaimTemplateName": "t"}])
+    pod["status"]["resourceClaimStatuses"] = [{"name": "y"}]
+    assert not views.pod_page(raw(server.pods(pod))).pods[0].has_pending_claims
+
+
+def test_the_owner_is_the_controller() -> None:
+    """Other owner references do not bring a pod back; of a mirror pod the controller is its Node."""
+    pod = server.pod("p")
+    other = {"kind": "X", "name": "x", "uid": "1"}
+    pod["metadata"]["ownerReferences"] = [other, {"kind": "Node", "name": "n1", "uid": "2", "controller": True}]
+    assert views.pod_page(raw(server.pods(pod))).pods[0].owner == Owner("Node", "n1", "2")
+    pod["metadata"]["ownerReferences"] = [other]
+    assert views.pod_page(raw(server.pods(pod))).pods[0].owner is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "meta", "terminating", "grace"),
+    [
+        ({}, {}, False, 30),
+        ({"terminationGracePeriodSeconds": 0}, {}, False, 0),
+        ({"terminationGracePeriodSeconds": 60}, {"deletionTimestamp": "2026-01-31T09:00:00Z", "deletionGracePeriodSeconds": 5}, True, 5),
+        ({"terminationGracePeriodSeconds": 60}, {"deletionTimestamp": "2026-01-31T09:00:00Z"}, True, 30),
+    ],
+)
+def test_grace_is_the_one_in_force(spec: dict[str, Any], meta: dict[str, Any], terminating: bool, grace: int) -> None:
+    """A deletion has its own grace period."""
+    pod = server.pod("p", **spec)
+    pod["metadata"] |= meta
+    seen = views.pod_page(raw(server.pods(pod))).pods[0]
+    assert (seen.is_terminating, seen.grace_seconds) == (terminating, grace)
+
+
+def test_placement_volumes_and_tolerations() -> None:
+    """What keeps a pod on the node, and what it mounts."""
+    terms = [{"matchExpressions": [{"key": "a", "operator": "Exists"}]}, {"matchFields": [{"key": "metadata.name", "operator": "In"}]}]
+    pod = view(
+        nodeSelector={"s": "t"},
+        affinity={"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}},
+        tolerations=[{"operator": "Exists"}, {"key": "k", "value": "v", "effect": "NoSchedule"}],
+        volumes=[{"name": "1", "hostPath": {"path": "/dev"}}, {"name": "2", "emptyDir": {}}, {"name": "3", "configMap": {}}],
+        runtimeClassName="nvidia",
+        priority=5,
+    )
+    assert pod.node_selector == {"s": "t"}
+    assert pod.affinity_keys == {"a"}
+    assert pod.tolerations == (Toleration(operator="Exists"), Toleration("k", "Equal", "v", "NoSchedule"))
+    assert (pod.host_paths, pod.has_empty_dir, pod.runtime_class, pod.priority) == (("/dev",), True, "nvidia", 5)
+
+
+def test_ready_is_a_condition() -> None:
+    """Only a Ready condition that is True counts."""
+    pod = server.pod("p")
+    for status, expected in (("True", True), ("False", False), ("Unknown", False)):
+        pod["status"]["conditions"] = [{"type": "Initialized", "status": "True"}, {"type": "Ready", "status": status}]
+        assert views.pod_page(raw(server.pods(pod))).pods[0].is_ready is expected
+
+
+def test_null_is_empty() -> None:
+    """Go writes null for empty lists and maps."""
+    pod = server.pod("p", containers=None, volumes=None, tolerations=None, nodeSelector=None)
+    pod["metadata"] |= {"labels": None, "annotations": None, "ownerReferences": None, "finalizers": None}
+    page = views.pod_page(raw(server.pods(pod)))
+    assert page.pods[0].labels == {}
+    assert views.pod_page(raw({"metadata": {"resourceVersion": "1"}, "items": None})).pods == ()
+
+
+def test_a_node_keeps_when_a_taint_was_added() -> None:
+    """The time goes back with the list, so that nothing is lost by our patch."""
+    taint = {"key": "k", "effect": "NoExecute", "timeAdded": "2026-01-31T09:00:00Z"}
+    node = views.node_view(raw(server.node(unschedulable=True, taints=[taint])))
+    assert (node.name, node.uid, node.resource_version, node.unschedulable) == ("n1", "u1", "7", True)
+    assert node.taints == (Taint("k", "", "NoExecute", "2026-01-31T09:00:00Z"),)
+    assert not views.node_view(raw(server.node())).unschedulable
+
+
+def test_permissions_are_read_as_they_are() -> None:
+    """One rule each, names of objects included, and whether it is all."""
+    rule = {"verbs": ["get"], "apiGroups": [""], "resources": ["pods/eviction"], "resourceNames": ["x"]}
+    seen = views.permissions(raw({"status": {"resourceRules": [rule, {"verbs": ["*"]}], "nonResourceRules": None, "incomplete": True}}))
+    assert seen.rules[0] == Rule(frozenset({"get"}), frozenset({""}), frozenset({"pods/eviction"}), frozenset({"x"}))
+    assert seen.is_incomplete
+
+
+def test_a_daemon_set_is_its_template() -> None:
+    """Where its pods may run is in the pod template."""
+    template = {"spec": {"nodeSelector": {"a": "b"}, "tolerations": [{"operator": "Exists"}]}}
+    item = {"metadata": {"namespace": "ns", "name": "d", "uid": "u"}, "spec": {"template": template}}
+    seen = views.daemon_set_view(raw(item))
+    assert (seen.namespace, seen.name, seen.node_selector, seen.tolerations) == ("ns", "d", {"a": "b"}, (Toleration(operator="Exists"),))
+
+
+def token(claims: Any) -> str:
+    return f"e30.{base64.urlsafe_b64encode(raw(claims)).decode().rstrip('=')}.c2ln"
+
+
+def test_a_bound_token_says_who_we_are() -> None:
+    """Namespace, pod and node are in the claims of a service account's token."""
+    bound = {"namespace": "ns", "pod": {"name": "p", "uid": "u"}, "node": {"name": "n1", "uid": "v"}, "serviceaccount": {"name": "s"}}
+    assert views.identity(token({"kubernetes.io": bound, "exp": 1})) == Identity("ns", "p", "u", "n1")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "opaque", "a.b", "a.b.c", token([]), token({"sub": "x"}), token({"kubernetes.io": {"pod": 1}}), "é.é.é"]
+)
+def test_other_tokens_say_nothing(text: str) -> None:
+    """Not a JWT, not JSON, or nobody's pod: an empty identity and no error."""
+    assert views.identity(text) == Identity()
+
+
+@given(st.text())
+def test_no_token_is_too_odd(text: str) -> None:
+    """Reading a token never fails."""
+    views.identity(f"x.{text}.y")
+    views.identity(text)
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda each: st.lists(each) | st.dictionaries(st.text(), each)))
+def test_odd_json_is_an_error_of_one_kind(item: Any) -> None:
+    """What is no such object raises what the caller expects, and nothing else."""
+    for read in (views.node_view, views.pod_page, views.watch_event, views.daemon_set_view, views.permissions, views.is_allowed):
+        with pytest.raises((msgspec.MsgspecError, ValueError)):
+            read(raw(item))
