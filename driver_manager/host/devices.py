@@ -57,7 +57,7 @@ class GpuDevices:
 
     def shown(self, path: str, number: Number | None) -> str:
         """The name to show for an open GPU device: the one it was opened by if that says what it is, else the kernel's."""
-        if number is None or self.has_path(path):
+        if number is None or path in self.paths or self.has_path(path):
             return path
         if number in self.names:
             return self.names[number]

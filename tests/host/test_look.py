@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from driver_manager.core.snapshot import ModuleState, Unloading
+from driver_manager.errors import HostError
+from driver_manager.host import LinuxHost, open_host
+from driver_manager.host.calls import KernelCalls
+from driver_manager.host.look import library_versions, look, module_files
+from driver_manager.host.paths import Roots, machine_roots, resolve_in
+from driver_manager.ports import Clock
+
+from .trees import Tree
+
+RELEASE = "6.1.0-57-amd64"
+
+
+async def test_the_smallest_tree_works(tree: Tree, host: LinuxHost) -> None:
+    """One refcnt file is a host with the driver loaded; what is absent has sensible values."""
+    tree.file("sys/module/nvidia/refcnt", "0\n")
+    view = await host.look()
+    assert view.is_loaded
+    assert view.modules["nvidia"].holders == frozenset()
+    assert view.modules["nvidia"].state is ModuleState.LIVE
+    assert view.unloading is Unloading.POSSIBLE
+    assert view.boot_id == ""
+    assert view.notes == (f"{tree.root}/proc/sys/kernel/random/boot_id is not there",)
+    await host.unload_module("nvidia", 5)
+    assert not (await host.look()).is_loaded
+
+
+async def test_an_empty_tree_is_a_host_without_anything(host: LinuxHost) -> None:
+    """Nothing loaded, nothing mounted, nobody there."""
+    view = await host.look()
+    assert not view.modules
+    assert not view.mounts
+    assert not view.pci
+    assert view.state_digest is None
+    assert view.driver_version is None
+    assert view.sees_all_processes
+    assert (await host.holders()).holders == ()
+
+
+async def test_all_that_matters_is_seen(loaded: Tree, host: LinuxHost) -> None:
+    """Each part of the view comes from its file."""
+    loaded.file("proc/sys/kernel/random/boot_id", "b0071d\n")
+    loaded.file("proc/sys/kernel/osrelease", f"{RELEASE}\n")
+    loaded.file("run/nvidia/nvidia-driver.state", " 123456\n")
+    loaded.file("run/nvidia/validations/toolkit-ready")
+    loaded.file("run/nvidia/validations/.driver-ctr-ready")
+    loaded.file("run/nvidia/validations/cuda-ready")
+    loaded.file("run/mellanox/drivers/.driver-ready")
+    loaded.file("sys/module/mlx5_core/refcnt", "3")
+    loaded.gpu("0000:3b:00.0")
+    loaded.gpu("0000:5e:00.0", driver="mlx5_core", vendor="0x15b3")
+    loaded.gpu("0000:00:1f.0", driver=None, vendor="0x8086")
+    view = await host.look()
+    assert (view.boot_id, view.kernel_release, view.state_digest) == ("b0071d", RELEASE, "123456")
+    assert view.markers == ("toolkit-ready", ".driver-ctr-ready")
+    assert view.is_mofed_ready
+    assert view.has_mlx5_core
+    assert [(device.address, device.vendor, device.driver) for device in view.pci] == [
+        ("0000:3b:00.0", "0x10de", "nvidia"),
+        ("0000:5e:00.0", "0x15b3", "mlx5_core"),
+    ]
+    assert view.pci[0].device_class == "0x030200"
+    assert view.driver_version == "550.54.15"
+    assert view.notes == ()
+
+
+async def test_holders_of_holders_are_seen(tree: Tree, host: LinuxHost) -> None:
+    """A module that nobody knows is in the view if it depends on the driver, however far up; others are not."""
+    tree.module("nvidia", holders=["nvidia_uvm"])
+    tree.module("nvidia_uvm", holders=["acme"])
+    tree.module("acme", holders=["acme_top"])
+    tree.module("acme_top")
+    tree.module("ext4")
+    assert set((await host.look()).modules) == {"nvidia", "nvidia_uvm", "acme", "acme_top"}
+
+
+async def test_a_use_count_that_is_no_number_counts_as_used(tree: Tree, host: LinuxHost) -> None:
+    """Garbage in refcnt is said in a note."""
+    tree.file("sys/module/nvidia/refcnt", "many\n")
+    view = await host.look()
+    assert any("use count" in note for note in view.notes)
+
+
+async def test_mounts_fall_back_to_our_own(tree: Tree, host: LinuxHost) -> None:
+    """Without process 1 the mounts are those that this process sees; a broken line is said."""
+    tree.file("proc/self/mountinfo", "36 21 0:40 / /run/nvidia/driver rw master:1 - overlay overlay rw\nnonsense\n")
+    view = await host.look()
+    assert [(mount.mount_id, mount.fs_type, mount.is_shared) for mount in view.mounts] == [(36, "overlay", False)]
+    assert any("nonsense" in note for note in view.notes)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "updates/dkms/nvidia.ko",
+        "kernel/drivers/video/nvidia.ko.xz",
+        "kernel/nvidia-550/nvidia.ko.zst",
+        "updates/dkms/nvidia-current.ko",
+        "somewhere/else/nvidia.ko.gz",
+    ],
+)
+async def test_a_driver_of_the_host_is_found(loaded: Tree, host: LinuxHost, path: str) -> None:
+    """The module's file counts wherever packages put it; its side modules and the framebuffer do not."""
+    loaded.file(f"lib/modules/{RELEASE}/{path}")
+    for other in ("updates/nvidia-uvm.ko", "updates/nvidia-current-drm.ko", "kernel/drivers/video/fbdev/nvidia/nvidiafb.ko"):
+        loaded.file(f"lib/modules/{RELEASE}/{other}")
+    view = await host.look()
+    assert view.kernel_release == RELEASE
+    assert view.driver_files.module_files == (f"/lib/modules/{RELEASE}/{path}",)
+
+
+def roots_of(tree: Tree) -> Roots:
+    return Roots(host=tree.root, own=tree.root, is_tree=True)
+
+
+def test_without_a_driver_only_the_usual_folders_are_walked(tree: Tree) -> None:
+    """With nothing loaded the walk is limited, for speed."""
+    tree.file(f"lib/modules/{RELEASE}/updates/dkms/nvidia.ko")
+    tree.file(f"lib/modules/{RELEASE}/kernel/nvidia-550/nvidia.ko")
+    tree.file(f"lib/modules/{RELEASE}/elsewhere/nvidia.ko")
+    base = f"/lib/modules/{RELEASE}"
+    usual = module_files(roots_of(tree), RELEASE, everywhere=False)
+    assert usual == (f"{base}/kernel/nvidia-550/nvidia.ko", f"{base}/updates/dkms/nvidia.ko")
+    assert len(module_files(roots_of(tree), RELEASE, everywhere=True)) == 3
+
+
+@pytest.mark.parametrize(
+    "folder", ["usr/lib64", "usr/lib", "lib64", "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu/nvidia/current"]
+)
+def test_the_hosts_library_is_found(tree: Tree, folder: str) -> None:
+    """The version in the library's name counts in each library folder; names without one say nothing."""
+    tree.file(f"{folder}/libnvidia-ml.so.550.54.15")
+    tree.file(f"{folder}/libnvidia-ml.so.1")
+    assert library_versions(roots_of(tree)) == {"550.54.15"}
+
+
+def test_merged_library_folders_are_followed_inside_the_host(tree: Tree) -> None:
+    """A link to an absolute folder leads to the host's folder, not to ours."""
+    tree.file("usr/lib/libnvidia-ml.so.550.54.15")
+    tree.link("lib", "/usr/lib")
+    assert library_versions(roots_of(tree)) == {"550.54.15"}
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/a/b", "/real/b"),
+        ("/up/x", "/x"),
+        ("/none/./x/../y", "/none/y"),
+        ("/loop/x", "/loop/x"),
+        ("/rel", "/real/deep"),
+    ],
+)
+def test_links_stay_inside_the_root(tree: Tree, path: str, expected: str) -> None:
+    """Absolute links start at the root again, `..` ends there, and a loop ends."""
+    tree.file("real/b")
+    tree.link("a", "/real")
+    tree.link("up", "../../../..")
+    tree.link("loop", "loop")
+    tree.link("rel", "real/../real/deep")
+    assert resolve_in(str(tree.root), path) == expected
+
+
+def test_a_look_is_quick(loaded: Tree) -> None:
+    """A look at a big host stays far below what a person notices."""
+    for index in range(100):
+        loaded.gpu(f"0000:{index:02x}:00.0", driver="nvidia" if index < 8 else None, vendor="0x10de" if index < 8 else "0x8086")
+    for index in range(3000):
+        loaded.file(f"usr/lib/x86_64-linux-gnu/lib{index}.so.1")
+    began = time.monotonic()
+    look(roots_of(loaded))
+    assert time.monotonic() - began < 0.5
+
+
+def test_this_machine_can_be_looked_at() -> None:
+    """The real files of this machine are read without an error; this changes nothing."""
+    view = look(machine_roots())
+    assert view.kernel_release
+    assert view.boot_id
+    assert view.sees_all_processes
+
+
+def test_without_a_tree_the_machine_is_the_host(clock: Clock) -> None:
+    """No tree means the kernel's own calls."""
+    host = open_host(None, clock)
+    assert isinstance(host._calls, KernelCalls)
+
+
+async def test_a_file_that_may_not_be_read_is_an_error(tree: Tree, host: LinuxHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a look cannot do without is an error of ours, not a guess."""
+    tree.module("nvidia")
+
+    def refuse(*_args: object, **_kwargs: object) -> str:
+        raise PermissionError(13, "Permission denied", "/sys/module/nvidia/refcnt")
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    with pytest.raises(HostError, match="cannot be read"):
+        await host.look()

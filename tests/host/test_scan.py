@@ -1,0 +1,290 @@
+from __future__ import annotations
+
+import asyncio
+import errno
+import mmap
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from driver_manager.core.snapshot import Holder
+from driver_manager.host import LinuxHost
+from driver_manager.host.devices import GpuDevices, gpu_devices
+from driver_manager.host.paths import Roots, machine_roots
+from driver_manager.host.scan import KernelProbe, Probe, TreeProbe, scan
+
+from .trees import Tree
+
+UID = "3f1c2f6e-8a3b-4a55-9a3c-0d6d3c1a9f10"
+
+
+async def devices_held(host: LinuxHost) -> dict[int, tuple[str, ...]]:
+    return {holder.pid: holder.devices for holder in (await host.holders()).holders}
+
+
+def roots_of(tree: Tree) -> Roots:
+    return Roots(host=tree.root, own=tree.root, is_tree=True)
+
+
+# Trees --------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_holder_is_known_by_pod_or_unit(tree: Tree, host: LinuxHost) -> None:
+    """A process with a GPU open shows its devices, its name and whose it is; others do not show."""
+    tree.process(100, fds=["/dev/null", "/dev/nvidia0", "/dev/nvidiactl"], cgroup=f"0::/../pod{UID}/x\n")
+    tree.process(200, fds=["/dev/nvidia-uvm"], comm="dcgm", cgroup="0::/system.slice/dcgm.service\n")
+    tree.process(300, fds=["socket:[1]", "/dev/nvidiafoo", "/home/nvidia0"])
+    found = await host.holders()
+    assert found.holders == (
+        Holder(pid=100, command="train", devices=("/dev/nvidia0", "/dev/nvidiactl"), pod_uid=UID),
+        Holder(pid=200, command="dcgm", devices=("/dev/nvidia-uvm",), unit="dcgm.service"),
+    )
+    assert found.unreadable == ()
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/dev/nvidia0",
+        "/dev/nvidia3 (deleted)",
+        "/dev/nvidia-caps/nvidia-cap1",
+        "/dev/nvidia-caps-imex-channels/channel0",
+        "/dev/nvidia-modeset",
+        "/dev/nvidia-uvm-tools",
+        "/run/nvidia/driver/dev/nvidia0",
+        "/dev/gdrdrv",
+        "../../../dev/nvidia0",
+    ],
+)
+async def test_gpu_nodes_are_known_by_name(tree: Tree, host: LinuxHost, target: str) -> None:
+    """Where a tree gives no number the name counts, below the driver root and deleted too."""
+    tree.process(7, fds=[target])
+    assert list(await devices_held(host)) == [7]
+
+
+async def test_a_renamed_node_is_known_by_its_number(tree: Tree, host: LinuxHost) -> None:
+    """Sysfs names the node's number, /proc/devices whose number that is."""
+    tree.file("proc/devices", "Character devices:\n195 nvidia-frontend\n510 nvidia-uvm\n")
+    tree.file("sys/dev/char/510:0/uevent", "MAJOR=510\nMINOR=0\nDEVNAME=renamed\n")
+    tree.file("sys/dev/char/1:3/uevent", "DEVNAME=nvidia7\n")
+    tree.link("dev/by-name", "renamed")
+    tree.process(7, fds=["/dev/renamed (deleted)"])
+    tree.process(8, fds=["/dev/by-name"])
+    tree.process(9, fds=["/dev/nvidia7"])
+    assert await devices_held(host) == {7: ("/dev/renamed",), 8: ("/dev/renamed",)}
+
+
+async def test_a_mapping_without_a_descriptor_holds(tree: Tree, host: LinuxHost) -> None:
+    """A mapped device counts, by map_files where it is there and by the name in maps where not."""
+    tree.process(7, maps="7f00-7f01 rw-s 00000000 00:05 300 /dev/nvidia0\n")
+    tree.process(8, maps="7f00-7f01 rw-s 00000000 00:05 300 /tmp/x\n")
+    tree.link("proc/8/map_files/7f00-7f01", "/dev/nvidia1 (deleted)")
+    tree.process(9, maps="7f00-7f01 rw-s 00000000 00:01 7 /dev/shm/nvidia0\n7f02-7f03 rw-s 0 00:01 8 /memfd:x (deleted)\n")
+    assert await devices_held(host) == {7: ("/dev/nvidia0",), 8: ("/dev/nvidia1",)}
+
+
+async def test_shared_drivers_nodes_count_only_for_nvidia(tree: Tree, host: LinuxHost) -> None:
+    """Of DRM and VFIO nodes only those of NVIDIA's functions are GPUs'."""
+    tree.gpu("0000:3b:00.0")
+    tree.file("sys/bus/pci/devices/0000:3b:00.0/drm/card1/dev", "226:1\n")
+    tree.link("sys/bus/pci/devices/0000:3b:00.0/iommu_group", "../../../../kernel/iommu_groups/12")
+    tree.gpu("0000:00:02.0", driver=None, vendor="0x8086")
+    tree.file("sys/bus/pci/devices/0000:00:02.0/drm/card0/dev", "226:0\n")
+    tree.process(1, fds=["/dev/dri/card0", "/dev/vfio/3", "/dev/vfio/vfio"])
+    tree.process(2, fds=["/dev/dri/card1"])
+    tree.process(3, fds=["/dev/vfio/12", "/dev/vfio/vfio"])
+    assert await devices_held(host) == {2: ("/dev/dri/card1",), 3: ("/dev/vfio/12",)}
+
+
+async def test_every_vfio_group_counts_where_nothing_tells_them_apart(tree: Tree, host: LinuxHost) -> None:
+    """Without a PCI bus to ask, a VFIO group may be a GPU's."""
+    tree.process(3, fds=["/dev/vfio/12", "/dev/vfio/vfio"])
+    assert await devices_held(host) == {3: ("/dev/vfio/12",)}
+
+
+async def test_a_card_is_known_by_its_class_too(tree: Tree, host: LinuxHost) -> None:
+    """The class folder's device says whose a DRM node is."""
+    tree.file("sys/class/drm/card0/device/vendor", "0x10de\n")
+    tree.process(3, fds=["/dev/dri/card0"])
+    assert await devices_held(host) == {3: ("/dev/dri/card0",)}
+
+
+async def test_zombies_and_kernel_threads_hold_nothing(tree: Tree, host: LinuxHost) -> None:
+    """What has ended and what is the kernel's own is passed over."""
+    tree.process(7, fds=["/dev/nvidia0"], state="Z")
+    tree.process(8, fds=["/dev/nvidia0"])
+    tree.file("proc/8/stat", "8 (kworker) I 2 0 0 0 -1 2129984 0 0 0 0 0 0 0 0 20 0 1 0 1 1 1\n")
+    assert await devices_held(host) == {}
+
+
+async def test_threads_outlive_the_first_of_their_process(tree: Tree, host: LinuxHost) -> None:
+    """A process whose first thread has ended shows no descriptors; its other threads do."""
+    tree.process(7)
+    tree.file("proc/7/maps").write_text("")
+    tree.file("proc/7/stat", "7 (train) Z 1 1 1 0 -1 4194304 0 0 0 0 0 0 0 0 20 0 2 0 1 1 1\n")
+    tree.link("proc/7/task/9/fd/3", "/dev/nvidia0")
+    assert await devices_held(host) == {7: ("/dev/nvidia0",)}
+
+
+async def test_half_a_process_is_no_crash(tree: Tree, host: LinuxHost) -> None:
+    """A process folder with next to nothing in it works, with a name that says so."""
+    tree.link("proc/7/fd/3", "/dev/nvidia0")
+    (tree.root / "proc/8").mkdir()
+    assert (await host.holders()).holders == (Holder(pid=7, command="?", devices=("/dev/nvidia0",)),)
+
+
+class Failing(Probe):
+    """Fails for one process, in one way."""
+
+    def __init__(self, inner: Probe, pid: int, number: int) -> None:
+        self.inner, self.pid, self.number = inner, pid, number
+
+    def device(self, link: bytes) -> str | None:
+        if b"/%d/" % self.pid in link:
+            raise OSError(self.number, os.strerror(self.number))
+        return self.inner.device(link)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.ENOENT, errno.ESRCH])
+def test_what_may_not_be_looked_at_is_no_free_process(tree: Tree, number: int) -> None:
+    """A refusal makes a process unreadable; one that vanishes is nothing at all."""
+    tree.process(7, fds=["/dev/nvidia0"])
+    tree.process(8, fds=["/dev/nvidia0"])
+    roots = roots_of(tree)
+    found = scan(roots, Failing(TreeProbe(roots, gpu_devices(roots)), 7, number))
+    assert [holder.pid for holder in found.holders] == [8]
+    assert found.unreadable == ((7,) if number in (errno.EACCES, errno.EPERM) else ())
+
+
+def test_a_kernel_thread_that_may_not_be_looked_at_is_passed_over(tree: Tree) -> None:
+    """Only what can hold a device counts as unreadable."""
+    tree.process(7, fds=["/dev/nvidia0"])
+    tree.file("proc/7/stat", "7 (kworker) I 2 0 0 0 -1 2129984 0 0 0 0 0 0 0 0 20 0 1 0 1 1 1\n")
+    roots = roots_of(tree)
+    assert scan(roots, Failing(TreeProbe(roots, gpu_devices(roots)), 7, errno.EACCES)).unreadable == ()
+
+
+@pytest.mark.slow
+def test_a_big_host_is_scanned_in_a_second(tree: Tree) -> None:
+    """2,000 processes with 40 descriptors and 200 mappings each; the limit leaves room for a busy machine."""
+    maps = "".join(f"7f{index:04x}000-7f{index:04x}fff r-xp 00000000 08:01 {index} /usr/lib/lib{index}.so\n" for index in range(200))
+    for pid in range(1, 2001):
+        tree.process(pid, fds=[f"/var/lib/x/{pid}-{number}" for number in range(20)] + ["socket:[1]"] * 20, maps=maps)
+    tree.process(3000, fds=["/dev/nvidia0"])
+    began = time.monotonic()
+    found = scan(roots_of(tree))
+    took = time.monotonic() - began
+    print(f"{took:.2f} s")
+    assert [holder.pid for holder in found.holders] == [3000]
+    assert took < 3
+
+
+# This machine's /proc -------------------------------------------------------------------------------------------------
+
+ZERO = GpuDevices(frozenset(), frozenset({(1, 5)}), frozenset({"/dev/zero"}))
+"""/dev/zero in the place of a GPU: any process may open and map it."""
+
+
+@contextmanager
+def child(code: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A Python process that has run `code` and waits."""
+    code = f"{code}\nprint('ready', flush=True)\nimport time; time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-I", "-c", code], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def held(pid: int) -> tuple[str, ...] | None:
+    found = scan(machine_roots(), KernelProbe(ZERO))
+    return next((holder.devices for holder in found.holders if holder.pid == pid), None)
+
+
+@pytest.mark.real_processes
+def test_a_real_descriptor_is_found() -> None:
+    """An open device of another process is found by its number."""
+    with child("f = open('/dev/zero')") as process:
+        assert held(process.pid) == ("/dev/zero",)
+
+
+@pytest.mark.real_processes
+def test_a_node_made_elsewhere_is_found(tmp_path: Path) -> None:
+    """Only the number tells what /tmp/x is, and it is enough, unlinked too."""
+    node = tmp_path / "x"
+    try:
+        os.mknod(node, 0o600 | 0o020000, os.makedev(1, 5))
+        node.open("rb").close()
+    except PermissionError:
+        pytest.skip("needs the right to make device nodes")
+    with child(f"import os; f = open({str(node)!r}); os.unlink({str(node)!r})") as process:
+        assert held(process.pid) == (f"{node} (device 1:5)",)
+
+
+@pytest.mark.real_processes
+def test_other_files_are_not_found() -> None:
+    """A process with other devices and files open is no holder."""
+    with child("f = open('/dev/null'); g = open('/etc/passwd')") as process:
+        assert held(process.pid) is None
+
+
+@pytest.mark.real_processes
+def test_a_real_mapping_of_a_node_is_found(tmp_path: Path) -> None:
+    """A mapping that outlives its descriptor is found through map_files, whatever its name says.
+
+    No device that everyone may map keeps its number in a mapping (/dev/zero turns into shared memory), so a plain file stands for it.
+    """
+    path = tmp_path / "gpu"
+    path.write_bytes(b"x" * mmap.PAGESIZE)
+
+    class Named(Probe):
+        def device(self, link: bytes) -> str | None:
+            where = os.fsdecode(link.partition(b"\0")[0])
+            return "found" if "map_files" in where and Path(where).samefile(path) else None
+
+    code = (
+        "import ctypes, os\n"
+        f"f = os.open({str(path)!r}, os.O_RDWR)\n"
+        "mmap = ctypes.CDLL(None).mmap; mmap.restype = ctypes.c_void_p\n"
+        "mmap(None, 4096, 3, 1, f, ctypes.c_long(0)); os.close(f)\n"
+    )
+    with child(code) as process:
+        found = scan(machine_roots(), Named())
+        assert process.pid in [holder.pid for holder in found.holders]
+
+
+@pytest.mark.real_processes
+async def test_the_end_of_a_real_process_is_noticed(clock: object) -> None:
+    """A wait for a process ends when it ends, or at the limit."""
+    from driver_manager.host import open_host
+
+    host = open_host(None, clock)  # type: ignore[arg-type]  # the fixture's type is in conftest
+    with child("") as process:
+        began = time.monotonic()
+        await host.wait_for_change([process.pid], 0.2)
+        assert 0.15 < time.monotonic() - began < 2
+        asyncio.get_running_loop().call_later(0.2, process.kill)
+        began = time.monotonic()
+        await host.wait_for_change([os.getpid(), process.pid], 20)
+        assert time.monotonic() - began < 5
+        process.wait()
+        await host.wait_for_change([process.pid], 20)
+    assert time.monotonic() - began < 5
+
+
+async def test_the_end_of_a_trees_process_is_noticed(tree: Tree, host: LinuxHost) -> None:
+    """On a tree a process ends when its folder goes."""
+    tree.file("proc/7/comm", "x")
+    asyncio.get_running_loop().call_later(0.2, lambda: (tree.root / "proc/7").rename(tree.root / "proc/gone"))
+    began = time.monotonic()
+    await host.wait_for_change([7], 20)
+    assert time.monotonic() - began < 5
+    await host.wait_for_change([], 0.05)
