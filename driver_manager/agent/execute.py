@@ -217,7 +217,9 @@ class Executor:
         work = asyncio.ensure_future(self.evictor.evict_all(pods))
         try:
             while left := self.tracker.among(pods):
-                self.progress.wait(self.evictor.waiting(left))
+                waiting = self.evictor.waiting(left)
+                self.progress.over("evicting" if self.evictor.blocked else "blocked-by-budget")
+                self.progress.wait(waiting)
                 if work.done():
                     work.result()
                 self.evictor.check_limit()
@@ -230,11 +232,11 @@ class Executor:
         limit = self.settings.operand_timeout
 
         def tell(left: tuple[PodView, ...]) -> None:
-            if not self.evictor.blocked:
-                sentence = f"waiting for {len(left)} pods whose label is paused to be gone (limit {duration_words(limit)})"
-                self.progress.wait(Waiting("operands-leaving", sentence, pod_blockers(left, "is leaving")))
+            sentence = f"waiting for {len(left)} pods whose label is paused to be gone (limit {duration_words(limit)})"
+            self.progress.wait(Waiting("operands-leaving", sentence, pod_blockers(left, "is leaving")))
 
         await wait_until_gone(self.tracker, self.clock, pods, limit, tell)
+        self.progress.over("operands-leaving")
 
     async def _await_released(self, modules: tuple[str, ...]) -> None:
         drain = self._drain if self._may_drain() else None

@@ -16,6 +16,8 @@ logger = logging.getLogger(__name__)
 
 REPEAT_SECONDS: Final = 30.0
 """A wait that goes on is told again this often."""
+CHANGED_SECONDS: Final = 5.0
+"""Seconds at least between two lines about one wait whose details change."""
 
 
 @dataclass(slots=True)
@@ -30,16 +32,24 @@ class StepState:
 
 
 @dataclass(slots=True)
+class WaitState:
+    """One wait that goes on."""
+
+    waiting: Waiting
+    began: float
+    began_wall: str
+    told: float
+
+
+@dataclass(slots=True)
 class Progress:
     """The story of one run. `on_change` is called after each change, for a live view."""
 
     clock: Clock
     on_change: Callable[["Progress"], None] = lambda _: None
     steps: list[StepState] = field(default_factory=list)
-    waiting: Waiting | None = None
-    waiting_since: float = 0.0
-    waiting_since_wall: str = ""
-    _told: float = 0.0
+    waits: dict[str, WaitState] = field(default_factory=dict)
+    """By reason: several things can be waited for at once."""
 
     @contextmanager
     def step(self, step: Step) -> Iterator[StepState]:
@@ -60,27 +70,45 @@ class Progress:
         else:
             self._end(state, "done", "")
         finally:
-            self.waiting = None
             bound.reset(token)
 
     def _end(self, state: StepState, outcome: str, error: str) -> None:
         state.outcome, state.took = outcome, self.clock.now() - state.began
         extra = {"outcome": outcome, "took": round(state.took, 3)} | ({"error": error} if error else {})
         logger.log(logging.WARNING if error else logging.INFO, "step ended", extra=extra)
+        self.waits.clear()
         self.on_change(self)
 
     def wait(self, waiting: Waiting) -> None:
-        """Tells what the current step waits for: at once when it is new, and again at intervals while it stays the same."""
+        """Tells what the current step waits for: at once when its reason is new, at intervals while it goes on."""
         now = self.clock.now()
-        if self.waiting is None or self.waiting.reason != waiting.reason:
-            self.waiting_since, self.waiting_since_wall = now, self.clock.wall()
-        is_new = waiting != self.waiting
-        self.waiting = waiting
-        if is_new or now - self._told >= REPEAT_SECONDS:
-            self._told = now
-            logger.info("waiting", extra={"reason": waiting.reason, "for": waiting.text, "since": self.waiting_since_wall})
-        if is_new:
+        state = self.waits.get(waiting.reason)
+        if state is None:
+            state = self.waits[waiting.reason] = WaitState(waiting, now, self.clock.wall(), float("-inf"))
+        pause = REPEAT_SECONDS if state.waiting == waiting else CHANGED_SECONDS
+        is_changed = state.waiting != waiting
+        state.waiting = waiting
+        if now - state.told >= pause:
+            state.told = now
+            logger.info("waiting", extra={"reason": waiting.reason, "for": waiting.text, "since": state.began_wall})
             self.on_change(self)
+        elif is_changed:
+            self.on_change(self)
+
+    def over(self, reason: str) -> None:
+        """A wait has come to its end."""
+        if self.waits.pop(reason, None) is not None:
+            self.on_change(self)
+
+    @property
+    def worst_wait(self) -> WaitState | None:
+        """The wait to tell where there is room for one: a budget's before others, else the oldest."""
+        return self.waits.get("blocked-by-budget") or next(iter(self.waits.values()), None)
+
+    def repeat(self) -> None:
+        """Tells again what has been waited for long enough."""
+        for state in list(self.waits.values()):
+            self.wait(state.waiting)
 
     def tell(self, message: str, **fields: object) -> None:
         """One line of the story that is neither a step nor a wait."""

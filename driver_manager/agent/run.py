@@ -175,7 +175,7 @@ class Agent:
         if STATUS in self.executor.writer.node.annotations and plan.ends_with is Exit.DONE:
             await self.executor.restore(self.settings.restore_timeout)
         if plan.ends_with is Exit.DONE:
-            return Outcome(Exit.DONE, f"the driver may be installed: {plan.because}")
+            return Outcome(Exit.DONE, _DONE.get(plan.path, plan.because))
         return Outcome(plan.ends_with, plan.because, plan.hint)
 
     async def _restore(self) -> Outcome:
@@ -234,14 +234,11 @@ class Agent:
         written, written_at = "", float("-inf")
         while True:
             await self.clock.sleep(1.0)
-            waiting = self.progress.waiting
-            if waiting is None:
+            self.progress.repeat()
+            state, now = self.progress.worst_wait, self.clock.now()
+            if state is None or now - state.began < STATUS_AFTER or now - written_at < STATUS_EVERY:
                 continue
-            self.progress.wait(waiting)
-            now = self.clock.now()
-            if now - self.progress.waiting_since < STATUS_AFTER or now - written_at < STATUS_EVERY:
-                continue
-            text = status_text(phase="waiting", run=self.observer.run, since=self.progress.waiting_since_wall, waiting=waiting)
+            text = status_text(phase="waiting", run=self.observer.run, since=state.began_wall, waiting=state.waiting)
             if text == written:
                 continue
             written, written_at = text, now
@@ -249,6 +246,11 @@ class Agent:
                 await executor.writer.write_status(text)
 
 
+_DONE: Final = {
+    Path.FULL: "the old driver is gone and everything else is put back: a driver may be installed",
+    Path.NOTHING_LOADED: "no driver was loaded: one may be installed",
+    Path.UNCHANGED: "the wanted driver is loaded already: nobody was disturbed",
+}
 _WATCHING: Final = frozenset({"AwaitPolicyOwner", "AwaitOtherDriver", "FreePods", "PauseLast"})
 """Steps that follow pods."""
 

@@ -261,7 +261,7 @@ def _plan_full(seen: Snapshot, settings: Settings, record: Record | None, unmark
             Exit.REFUSED,
         )
     labels = labels_to_pause(seen.node.labels, settings.custom_label, record.labels if record else {})
-    keep_off = _keep_off(seen, settings, record)
+    keep_off = choose_keep_off_of(seen, settings, record)
     policy = pod_policy(seen, settings, labels, keep_off)
     decided = verdicts(seen.pods, policy)
     drained = tuple(drain_verdict(pod, policy) for pod in seen.pods) if settings.enable_auto_drain else ()
@@ -353,7 +353,8 @@ def other_drivers(seen: Snapshot) -> tuple[PodView, ...]:
     )  # fmt: skip
 
 
-def _keep_off(seen: Snapshot, settings: Settings, record: Record | None) -> KeepOff:
+def choose_keep_off_of(seen: Snapshot, settings: Settings, record: Record | None) -> KeepOff:
+    """The taint for a run on this node: what the owner of our pod tolerates decides, read from its DaemonSet or from our pod."""
     tolerations: tuple[Toleration, ...] | None = None
     if seen.daemon_set is not None:
         tolerations = seen.daemon_set.tolerations

@@ -275,6 +275,8 @@ class HostView:
     has_mlx5_core: bool = False
     sees_all_processes: bool = True
     """Whether the processes of the whole host are visible (hostPID)."""
+    is_run_shared: bool | None = None
+    """Whether /run/nvidia, as this process sees it, is a shared mount; None where that cannot be seen."""
     notes: tuple[str, ...] = ()
     """What could not be looked at, in sentences."""
 

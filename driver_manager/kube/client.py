@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_exponential
 
 from driver_manager.core.snapshot import (
     DaemonSetView,
@@ -38,7 +38,8 @@ View = TypeVar("View")
 RETRY_SECONDS: Final = 30.0
 """A read that got no answer is begun again at most so long after the first try."""
 RETRY_WAIT: Final = wait_exponential(multiplier=0.2, max=5.0)
-RETRY_ON: Final = retry_if_exception_type(Unreachable)
+RETRY_ON: Final = retry_if_exception(lambda error: isinstance(error, Unreachable) and error.transient)
+"""A certificate that is not trusted stays so: that is said at once."""
 LIST_TRIES: Final = 3
 """How often a list is begun anew because the server forgot it half-way."""
 

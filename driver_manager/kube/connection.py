@@ -181,8 +181,12 @@ class Connection:
         server = self._configuration.host
         if isinstance(error, TimeoutError):
             return Unreachable(f"{call}: no answer from {server} within {seconds or self._timeout:g} s")
+        cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+        hint = ""
+        if isinstance(error, aiohttp.ClientConnectorCertificateError):
+            cause = error.certificate_error
         if isinstance(error, aiohttp.ClientSSLError):
             hint = "check the cluster's certificate authority and the server's name in the kubeconfig"
-            return Unreachable(f"{call}: no TLS connection to {server}: {error}", hint=hint)
-        cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
-        return Unreachable(f"{call}: no answer from {server}: {cause or type(cause).__name__}")
+        unreachable = Unreachable(f"{call}: no answer from {server}: {cause or type(cause).__name__}", hint=hint)
+        unreachable.transient = not isinstance(error, aiohttp.ClientConnectorCertificateError)
+        return unreachable

@@ -8,9 +8,9 @@ from typing import TypeVar
 
 from driver_manager import names
 from driver_manager.core.snapshot import HolderScan, HostView, MountView
-from driver_manager.errors import HostError, LockHeld
+from driver_manager.errors import HostError, InvariantBroken, LockHeld
 from driver_manager.sim.faults import Hung, Life, When
-from driver_manager.sim.machine import Machine
+from driver_manager.sim.machine import DRIVER_ROOT, Machine
 
 T = TypeVar("T")
 
@@ -54,7 +54,9 @@ class SimHost:
         while self.machine.lock_holder is not None:
             rest = deadline - asyncio.get_running_loop().time()
             if rest <= 0:
-                raise LockHeld(f"/{names.LOCK_FILE} is held by {self.machine.lock_holder}", errno_name="EWOULDBLOCK")
+                raise LockHeld(
+                    f"another run works on this node: {self.machine.lock_holder} holds /{names.LOCK_FILE}", errno_name="EWOULDBLOCK"
+                )
             await self._life.sleep(min(rest, 0.1))
         self.machine.lock_holder = me
 
@@ -70,6 +72,7 @@ class SimHost:
 
     async def unload_module(self, name: str, timeout: float) -> None:
         """Unloads one module."""
+        name = name.replace("-", "_")
 
         def stuck() -> HostError:
             return self.machine.stuck("delete_module", name, timeout)
@@ -88,7 +91,9 @@ class SimHost:
         )
 
     async def unmount(self, mount: MountView, *, detach: bool, timeout: float) -> None:
-        """Takes one mount away."""
+        """Takes one mount away: the top one of its target, if the target still has this one."""
+        if mount.target != DRIVER_ROOT and not mount.target.startswith(DRIVER_ROOT + "/"):
+            raise InvariantBroken(f"{mount.target} is not below the driver root and never unmounted")
 
         def stuck() -> HostError:
             return self.machine.stuck("umount2", mount.target, timeout)
@@ -97,7 +102,7 @@ class SimHost:
         await self._write(
             "unmount",
             {"target": mount.target, "detach": detach},
-            lambda: self.machine.unmount(mount.target, detach=detach),
+            lambda: self.machine.unmount(mount.target, mount.mount_id, detach=detach),
             timeout=timeout,
             stuck=stuck,
             hangs=top is not None and top.is_stuck,
@@ -106,13 +111,9 @@ class SimHost:
     async def remove_file(self, path: str) -> bool:
         """Removes a file below /run."""
         where = "/" + path.lstrip("/")
-
-        def remove() -> bool:
-            if not where.startswith("/run/") or "/../" in where:
-                raise HostError(f"{path} is not below /run", errno_name="EPERM")
-            return self.machine.remove_file(where)
-
-        return await self._write("remove_file", {"path": where}, remove)
+        if not where.startswith("/run/") or ".." in where.split("/"):
+            raise InvariantBroken(f"{path} is not below /run and never removed")
+        return await self._write("remove_file", {"path": where}, lambda: self.machine.remove_file(where))
 
     async def remove_pid_file(self) -> bool:
         """Removes the driver container's pid file unless its lock is held."""

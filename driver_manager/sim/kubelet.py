@@ -89,7 +89,11 @@ class Kubelets:
         self._do(pod, self.store.latencies.remove, lambda: self._remove(pod))
 
     def _remove(self, pod: Pod) -> None:
-        if pod.is_gone or pod.finalizers:
+        if pod.is_gone:
+            return
+        if pod.finalizers:
+            pod.deletion_grace = 0
+            self.store.pod_written(pod)
             return
         self.store.pod_removed(pod)
         if MIRROR in pod.annotations:

@@ -284,16 +284,18 @@ class Machine:
             self.note("delete_module", name, "ENOENT")
             return
         if self.unloading is not Unloading.POSSIBLE:
-            self.note("delete_module", name, "EPERM")
-            raise HostError(f"the kernel does not unload modules here ({self.unloading})", errno_name="EPERM")
+            number = "ENOSYS" if self.unloading is Unloading.UNSUPPORTED else "EPERM"
+            self.note("delete_module", name, number)
+            raise HostError(f"the kernel does not unload modules here ({self.unloading})", errno_name=number)
         holders, count = self.module_holders(name), self.refcount(name)
-        if count or holders:
-            self.note("delete_module", name, "EAGAIN")
-            by = f", held by {', '.join(holders)}" if holders else ""
-            raise ModuleInUse(f"module {name} is in use: refcount {count}{by}", errno_name="EAGAIN")
-        if module.state is not ModuleState.LIVE:
+        if not holders and module.state is not ModuleState.LIVE:
             self.note("delete_module", name, "EBUSY")
-            raise HostError(f"module {name} is {module.state}", errno_name="EBUSY")
+            error = ModuleInUse if module.state is ModuleState.COMING else HostError
+            raise error(f"module {name} is {module.state}", errno_name="EBUSY")
+        if count:
+            self.note("delete_module", name, "EAGAIN")
+            by = f", of that modules: {', '.join(sorted(holders))}" if holders else ""
+            raise ModuleInUse(f"module {name} is in use (use count {count}{by})", errno_name="EAGAIN")
         del self.modules[name]
         self.note("delete_module", name, "0")
 
@@ -301,15 +303,14 @@ class Machine:
         """What is mounted there now."""
         return next((one for one in reversed(self.mounts) if one.target == target), None)
 
-    def unmount(self, target: str, *, detach: bool) -> None:
+    def unmount(self, target: str, mount_id: int, *, detach: bool) -> None:
         """umount2(2) of the top layer; detached, everything below it goes along.
 
         Raises:
             MountBusy.
         """
         found = self.top_mount(target)
-        if found is None:
-            self.note("umount2", target, "EINVAL")
+        if found is None or all(one.mount_id != mount_id for one in self.mounts):
             return
         below = self._below(found)
         if not detach and (found.is_busy or below):

@@ -139,6 +139,8 @@ class Pod:
     """When its deletion was asked for."""
     ends_at: float = math.inf
     """When its grace is over."""
+    deletion_grace: int | None = None
+    """`deletionGracePeriodSeconds`."""
     is_gone: bool = False
 
     @property
@@ -167,7 +169,7 @@ class Pod:
             annotations=dict(self.annotations),
             owner=self.owner,
             is_terminating=self.marked_at is not None,
-            grace_seconds=self.spec.grace_seconds,
+            grace_seconds=self.spec.grace_seconds if self.deletion_grace is None else self.deletion_grace,
             node_selector=dict(self.spec.node_selector),
             affinity_keys=self.spec.affinity_keys,
             tolerations=self.tolerations,
@@ -179,6 +181,7 @@ class Pod:
             has_empty_dir=self.spec.has_empty_dir,
             finalizers=self.finalizers,
             priority=self.spec.priority,
+            is_ready=self.is_ready,
         )
 
 

@@ -123,7 +123,7 @@ class Server:
             grace = 0
         sooner = now + grace < pod.ends_at
         if sooner:
-            pod.ends_at = now + grace
+            pod.ends_at, pod.deletion_grace = now + grace, grace
         if pod.marked_at is None:
             pod.marked_at = now
             self.store.write(who, "delete", pod.ref, f"grace {grace} s")

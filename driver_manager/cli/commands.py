@@ -1,0 +1,187 @@
+"""What each command does: opens the ports, runs the agent, prints the result."""
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TypeVar
+
+import click
+
+from driver_manager import logs
+from driver_manager.agent.progress import Progress
+from driver_manager.agent.run import Agent, Outcome
+from driver_manager.cli.main import show_error
+from driver_manager.clock import SystemClock
+from driver_manager.config import OPTIONS, Effective, Settings, duration_words, parse_duration
+from driver_manager.core.selectors import Selector
+from driver_manager.errors import ConfigError, Exit
+from driver_manager.host import open_host
+from driver_manager.ports import Cluster, Host
+
+logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
+
+
+def _begin(effective: Effective) -> Settings:
+    """Sets up the log and says what is in force."""
+    settings = effective.settings
+    logs.set_up(settings.log_format, settings.log_level)
+    logger.info("settings", extra=_settings_in_words(effective))
+    if settings.host_tree:
+        logger.warning("REHEARSAL: the host is a directory tree, this machine is not touched", extra={"tree": settings.host_tree})
+    return settings
+
+
+def _settings_in_words(effective: Effective) -> dict[str, str]:
+    words = {}
+    for option in OPTIONS:
+        value = getattr(effective.settings, option.field)
+        origin = effective.origins[option.field]
+        if option.parse is parse_duration:
+            value = duration_words(value)
+        elif isinstance(value, Selector):
+            value = value.text
+        if origin != "default" or option.parse is parse_duration:
+            words[option.env] = f"{value} ({origin})"
+    return words
+
+
+def _need_node(settings: Settings) -> None:
+    if not settings.node_name:
+        raise ConfigError("NODE_NAME is not set", hint="set NODE_NAME, or --node-name, to the name of this node")
+
+
+def _open_host(settings: Settings) -> Host:
+    return open_host(Path(settings.host_tree) if settings.host_tree else None, SystemClock())
+
+
+async def _connect(settings: Settings) -> Cluster:
+    from driver_manager.kube import connect
+
+    return await connect(settings.kubeconfig or None, SystemClock())
+
+
+def _run(work: Callable[[asyncio.Event], Awaitable[Result]]) -> Result:
+    """Runs asynchronous work; SIGTERM and SIGINT set the event from now on."""
+
+    async def with_signals() -> Result:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        return await work(stop)
+
+    return asyncio.run(with_signals())
+
+
+def _changing(effective: Effective, what: Callable[[Agent, asyncio.Event], Awaitable[Outcome]]) -> int:
+    """A command that changes the node."""
+    settings = _begin(effective)
+    _need_node(settings)
+
+    async def work(stop: asyncio.Event) -> Outcome:
+        host = _open_host(settings)
+        cluster = await _connect(settings)
+        try:
+            with _live(settings) as on_change:
+                clock = SystemClock()
+                agent = Agent(cluster, host, clock, settings, Progress(clock, on_change))
+                return await what(agent, stop)
+        finally:
+            await cluster.close()
+
+    return report(_run(work))
+
+
+def _live(settings: Settings) -> AbstractContextManager[Callable[[Progress], None]]:
+    from driver_manager.cli.live import LiveView
+
+    return LiveView(is_on=settings.log_format == "auto" and sys.stderr.isatty())
+
+
+def report(outcome: Outcome) -> int:
+    """Says how a run ended, and gives its exit code."""
+    level = logging.INFO if outcome.code is Exit.DONE else logging.ERROR
+    logger.log(level, "end", extra={"exit": int(outcome.code), "result": outcome.sentence, "put_back": outcome.is_put_back})
+    if outcome.code is not Exit.DONE:
+        show_error(outcome.sentence, outcome.hint)
+    return int(outcome.code)
+
+
+def run_uninstall(effective: Effective) -> int:
+    """Frees the node."""
+    return _changing(effective, lambda agent, stop: agent.uninstall(stop))
+
+
+def run_restore(effective: Effective) -> int:
+    """Puts the node back."""
+    return _changing(effective, lambda agent, stop: agent.restore(stop))
+
+
+def run_plan(effective: Effective, output: str) -> int:
+    """Prints the plan; the exit code is the one a run would have begun with: 0, or that of the refusal."""
+    settings = _begin_quietly(effective)
+    _need_node(settings)
+
+    async def work(stop: asyncio.Event) -> int:
+        host = _open_host(settings)
+        cluster = await _connect(settings)
+        try:
+            seen, plan = await Agent(cluster, host, SystemClock(), settings).plan()
+        finally:
+            await cluster.close()
+        from driver_manager.cli import render
+
+        render.plan(seen, plan, output)
+        return int(plan.ends_with)
+
+    return _run(work)
+
+
+def run_status(effective: Effective, output: str) -> int:
+    """Prints the state of the node."""
+    settings = _begin_quietly(effective)
+    _need_node(settings)
+
+    async def work(stop: asyncio.Event) -> int:
+        host = _open_host(settings)
+        cluster = await _connect(settings)
+        try:
+            seen, plan = await Agent(cluster, host, SystemClock(), settings).plan()
+        finally:
+            await cluster.close()
+        from driver_manager.cli import render
+
+        render.status(seen, plan, output)
+        return int(Exit.DONE)
+
+    return _run(work)
+
+
+def run_preflight(effective: Effective, output: str) -> int:
+    """Prints the checks; the exit code is that of the worst failed one."""
+    settings = _begin_quietly(effective)
+
+    async def work(stop: asyncio.Event) -> int:
+        from driver_manager.agent.preflight import preflight, worst
+        from driver_manager.cli import render
+
+        checks = await preflight(lambda: _connect(settings), _open_host(settings), SystemClock(), settings)
+        render.checks(checks, output)
+        return int(worst(checks))
+
+    return _run(work)
+
+
+def _begin_quietly(effective: Effective) -> Settings:
+    """For commands whose result is what they print: only warnings besides."""
+    settings = effective.settings
+    level = settings.log_level if effective.origins["log_level"] != "default" else "warning"
+    logs.set_up(settings.log_format, level)
+    if settings.host_tree:
+        click.echo(f"rehearsal: the host is the tree {settings.host_tree}, not this machine", err=True)
+    return settings

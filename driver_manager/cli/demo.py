@@ -1,0 +1,64 @@
+"""The demo: one whole run on a simulated node, with the live view, and the node before and after."""
+
+import asyncio
+import sys
+from dataclasses import replace
+
+import click
+
+from driver_manager import logs
+from driver_manager.agent.progress import Progress
+from driver_manager.agent.run import Agent, Outcome
+from driver_manager.cli.commands import report
+from driver_manager.cli.live import LiveView
+from driver_manager.config import Effective
+from driver_manager.core.snapshot import NodeView
+from driver_manager.names import DEPLOY_PREFIX
+from driver_manager.sim.clock import run_paced
+from driver_manager.sim.scenarios import Scenario, demo_world
+
+
+def run_demo(effective: Effective, speed: float, seed: int) -> int:
+    """Shows the main job without GPU or cluster: twelve operands, six GPU pods, one of them behind a budget that frees up late."""
+    settings = effective.settings
+    logs.set_up("text" if settings.log_format == "auto" else settings.log_format, settings.log_level)
+    code, lines = run_paced(_story(effective, seed), speed=speed)
+    for line in lines:
+        click.echo(line)
+    return code
+
+
+async def _story(effective: Effective, seed: int) -> tuple[int, list[str]]:
+    scenario = demo_world(seed)
+    settings = replace(effective.settings, node_name=scenario.node)
+    before = scenario.world.node(scenario.node)
+    pods_before = len(scenario.world.pods(scenario.node))
+    click.echo(_picture("before", scenario, before))
+    life = scenario.life()
+    with LiveView(is_on=sys.stderr.isatty()) as on_change:
+        agent = Agent(life.cluster, life.host, life.clock, settings, Progress(life.clock, on_change))
+        outcome = await agent.uninstall(asyncio.Event())
+    await life.clock.sleep(1.0)
+    after = scenario.world.node(scenario.node)
+    lines = [_picture("after", scenario, after), *_verdict(scenario, before, after, outcome, pods_before)]
+    return report(outcome), lines
+
+
+def _picture(when: str, scenario: Scenario, node: NodeView) -> str:
+    machine = scenario.world.machine(scenario.node)
+    modules = " ".join(sorted(machine.modules)) or "none"
+    running = sum(value == "true" for key, value in node.labels.items() if key.startswith(DEPLOY_PREFIX))
+    gpu_pods = sum(any(name.startswith("nvidia.com/") for name in pod.resources) for pod in scenario.world.pods(node.name))
+    return (
+        f"{when:>6}: node {node.name}, {'cordoned' if node.unschedulable else 'schedulable'}, {running} deploy labels true, "
+        f"{gpu_pods} GPU pods, modules loaded: {modules}"
+    )
+
+
+def _verdict(scenario: Scenario, before: NodeView, after: NodeView, outcome: Outcome, pods_before: int) -> list[str]:
+    is_same = (before.labels, before.annotations, before.unschedulable) == (after.labels, after.annotations, after.unschedulable)
+    return [
+        f"        {len(scenario.world.evictions)} evictions, each pod once; {pods_before} pods were on the node",
+        f"        labels, annotations and cordon are {'exactly as before' if is_same else 'NOT as before'}",
+        f"        exit code {int(outcome.code)}: {outcome.sentence}",
+    ]

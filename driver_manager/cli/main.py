@@ -1,0 +1,151 @@
+"""The command `driver-manager`: words in, exit code out.
+
+Nothing heavy is imported before a command needs it: the agent's start is part of a node's downtime, and signals are handled from the first
+moment on, as the program can be the first process of its container.
+"""
+
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import click
+
+from driver_manager.cli.arguments import normalised, read_settings, setting_options
+from driver_manager.errors import DriverManagerError, Exit
+
+_SETTINGS_KEY: Final = "driver-manager.settings"
+
+
+def _die_early(number: int, _: object) -> None:
+    """A signal before anything has begun: nothing is changed, so there is nothing to put back."""
+    raise SystemExit(int(Exit.AGAIN))
+
+
+@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(None, "-v", "--version", package_name="driver-manager", prog_name="driver-manager")
+@setting_options
+@click.pass_context
+def cli(context: click.Context, /, **flags: tuple[str, ...]) -> None:
+    """Free this node of everything that uses the NVIDIA driver, and put it all back."""
+    context.ensure_object(dict)[_SETTINGS_KEY] = flags
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+def _command(name: str, *extra: Callable[[Any], Any]) -> Callable[[Callable[..., int]], click.Command]:
+    """A command with all settings; it gives its exit code."""
+
+    def decorate(function: Callable[..., int]) -> click.Command:
+        @click.pass_context
+        def run(context: click.Context, /, **given: Any) -> None:
+            own = {key: given.pop(key) for key in list(given) if key in extra_names}
+            import os
+
+            effective = read_settings(context.obj[_SETTINGS_KEY], given, os.environ)
+            context.exit(function(effective, **own))
+
+        decorated: Any = run
+        extra_names: set[str] = set()
+        for each in extra:
+            decorated = each(decorated)
+        extra_names.update(option.name for option in getattr(decorated, "__click_params__", []))
+        decorated = setting_options(decorated)
+        decorated.__doc__ = function.__doc__
+        return cli.command(name)(decorated)
+
+    return decorate
+
+
+_output = click.option(
+    "--output", type=click.Choice(["table", "json"]), default="table", show_default=True, help="How to print the result."
+)
+
+
+@_command("uninstall_driver")
+def uninstall_driver(effective: Any) -> int:
+    """Free the node: pause operands, evict GPU pods, unload the driver, unmount its root, put everything back."""
+    from driver_manager.cli.commands import run_uninstall
+
+    return run_uninstall(effective)
+
+
+@_command("restore")
+def restore(effective: Any) -> int:
+    """Put back what an earlier run left on the node, by its record, and only that."""
+    from driver_manager.cli.commands import run_restore
+
+    return run_restore(effective)
+
+
+@_command("plan", _output)
+def plan(effective: Any, output: str) -> int:
+    """Show what uninstall_driver would do now, to which pods and why. Changes nothing."""
+    from driver_manager.cli.commands import run_plan
+
+    return run_plan(effective, output)
+
+
+@_command("status", _output)
+def status(effective: Any, output: str) -> int:
+    """Show what state the node is in, and why."""
+    from driver_manager.cli.commands import run_status
+
+    return run_status(effective, output)
+
+
+@_command("preflight_check", _output)
+def preflight_check(effective: Any, output: str) -> int:
+    """Check what a run needs, before anything is disturbed."""
+    from driver_manager.cli.commands import run_preflight
+
+    return run_preflight(effective, output)
+
+
+@_command(
+    "demo",
+    click.option("--speed", type=click.FloatRange(min=0.1), default=2.0, show_default=True, help="How much faster than life."),
+    click.option("--seed", type=int, default=0, show_default=True, help="Of all chance in the simulated world."),
+)
+def demo(effective: Any, speed: float, seed: int) -> int:
+    """Watch a whole run on a simulated cluster and host: no GPU and no cluster needed."""
+    from driver_manager.cli.demo import run_demo
+
+    return run_demo(effective, speed, seed)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs one command line and gives its exit code."""
+    try:
+        code = cli.main(args=normalised(arguments), prog_name="driver-manager", standalone_mode=False)
+        return int(code or 0)
+    except click.ClickException as error:
+        error.show()
+        return int(Exit.USAGE)
+    except DriverManagerError as error:
+        show_error(error.message, error.hint)
+        return int(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        return int(Exit.AGAIN)
+    except Exception:
+        import logging
+
+        logging.getLogger(__name__).exception("a bug in driver-manager: please report it with these lines")
+        return int(Exit.BUG)
+
+
+def show_error(message: str, hint: str = "") -> None:
+    """An error for people, on standard error."""
+    click.echo(f"error: {message}", err=True)
+    if hint:
+        click.echo(f"hint: {hint}", err=True)
+
+
+def main() -> None:
+    """The console script."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _die_early)
+    code = run(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    sys.exit(code)

@@ -1,0 +1,166 @@
+"""Results for people as tables, and for programs as JSON."""
+
+import json
+import sys
+from typing import Any
+
+import click
+
+from driver_manager.agent.preflight import Check, Level
+from driver_manager.core.consumers import Action, Verdict
+from driver_manager.core.labels import is_paused
+from driver_manager.core.plan import Plan, describe
+from driver_manager.core.planner import Snapshot
+from driver_manager.core.record import encode, find_record
+from driver_manager.core.report import plan_document
+from driver_manager.names import DEPLOY_PREFIX, KEEP_CORDON, STATUS
+
+COLOURS = {
+    Action.KEEP: "dim", Action.AWAIT: "cyan", Action.EVICT: "yellow", Action.LEAVE: "cyan", Action.PARK: "red", Action.REFUSE: "bold red",
+}  # fmt: skip
+LEVELS = {Level.PASS: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
+
+
+def _print_json(document: Any) -> None:
+    click.echo(json.dumps(document, indent=2))
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+
+
+def _verdict_table(title: str, verdicts: tuple[Verdict, ...]) -> Any:
+    from rich.table import Table
+
+    table = Table("Pod", "Verdict", "Reason", "Why", "What would change it", title=title, title_justify="left")
+    for each in sorted(verdicts, key=lambda each: (each.action is Action.KEEP, each.action, each.pod.ref)):
+        table.add_row(each.pod.ref, f"[{COLOURS[each.action]}]{each.action}[/]", each.reason, each.sentence, each.setting)
+    return table
+
+
+def plan(seen: Snapshot, plan: Plan, output: str) -> None:
+    """Prints a plan."""
+    if output == "json":
+        _print_json({"node": seen.node.name, **plan_document(plan), "holders": _holders(seen)})
+        return
+    console = _console()
+    console.print(f"[bold]{seen.node.name}[/]: {plan.path}, because {plan.because}")
+    for note in plan.notes:
+        console.print(f"  note: {note}")
+    if plan.verdicts:
+        console.print(_verdict_table("Pods on the node", plan.verdicts))
+    if plan.drain_verdicts:
+        console.print(_verdict_table("If something still holds the driver, the node is drained (ENABLE_AUTO_DRAIN)", plan.drain_verdicts))
+    for each in _holders(seen):
+        owner = each["pod"] or each["unit"] or "unknown owner"
+        console.print(f"  process {each['pid']} {each['command']} holds {', '.join(each['devices'])} ({owner})")
+    for refusal in plan.refusals:
+        console.print(f"  [bold red]refused[/]: {refusal}")
+    if plan.refusals and plan.hint:
+        console.print(f"  to go on: {plan.hint}")
+    for number, step in enumerate(plan.steps, 1):
+        console.print(f"  {number:2}. {describe(step)}")
+    for step in plan.on_failure:
+        console.print(f"  on failure: {describe(step)}")
+    if not plan.steps and not plan.refusals:
+        console.print("  nothing to do")
+
+
+def _holders(seen: Snapshot) -> list[dict[str, Any]]:
+    names = {pod.uid: pod.ref for pod in seen.pods}
+    return [
+        {
+            "pid": each.pid,
+            "command": each.command,
+            "devices": list(each.devices),
+            "pod": names.get(each.pod_uid, f"uid {each.pod_uid}") if each.pod_uid else "",
+            "unit": each.unit or "",
+        }
+        for each in seen.holders.holders
+    ]
+
+
+def status(seen: Snapshot, plan: Plan, output: str) -> None:
+    """Prints the state of the node."""
+    document = _status_document(seen, plan)
+    if output == "json":
+        _print_json(document)
+        return
+    console = _console()
+    console.print(f"[bold]{seen.node.name}[/]: {document['sentence']}")
+    for line in document["details"]:
+        console.print(f"  {line}")
+    console.print(f"  a run now: {plan.path}, because {plan.because}")
+
+
+def _status_document(seen: Snapshot, plan: Plan) -> dict[str, Any]:
+    node, host = seen.node, seen.host
+    found = find_record(node)
+    paused = sorted(key for key, value in node.labels.items() if key.startswith(DEPLOY_PREFIX) and is_paused(value))
+    said = _parsed(node.annotations.get(STATUS))
+    details = []
+    if found.record is not None:
+        details.append(f"run {found.record.run} began {found.record.started}, phase {found.record.phase}")
+    if found.complaint:
+        details.append(found.complaint)
+    if node.unschedulable:
+        whose = "by that run" if found.record is not None and found.record.is_cordoned else "by somebody else"
+        details.append(f"cordoned {whose}")
+    if node.annotations.get(KEEP_CORDON) == "true":
+        details.append(f"the annotation {KEEP_CORDON} keeps the cordon when the run ends")
+    details += [f"paused: {key}" for key in paused]
+    details.append(f"driver loaded: {host.driver_version or 'version unknown'}" if host.is_loaded else "no driver loaded")
+    details += [f"mounted: {mount.target}" for mount in host.mounts]
+    if said:
+        details.append(f"last word, {said.get('since', '')}: {said.get('reason', '')}: {said.get('message', '')}")
+        details += [f"  blocked by {each.get('kind')} {each.get('name')}: {each.get('why')}" for each in said.get("blockers", [])]
+    return {
+        "node": node.name,
+        "sentence": _state_sentence(found.record is not None, bool(paused), said),
+        "record": json.loads(encode(found.record)) if found.record is not None else None,
+        "status": said,
+        "paused": paused,
+        "unschedulable": node.unschedulable,
+        "policyOwned": seen.is_policy_owned,
+        "driver": host.driver_version,
+        "modules": sorted(host.modules),
+        "holders": _holders(seen),
+        "next": {"path": str(plan.path), "because": plan.because, "exitCode": int(plan.ends_with)},
+        "details": details,
+    }
+
+
+def _state_sentence(has_record: bool, is_paused_now: bool, said: dict[str, Any]) -> str:
+    if has_record:
+        return "a run is changing this node, or was killed while it did; `driver-manager restore` puts it back"
+    if is_paused_now:
+        return "operands are paused by a program that left no record"
+    if said.get("phase") == "failed":
+        return "the last run failed and put the node back"
+    return "as usual: nothing of ours is on it"
+
+
+def _parsed(text: str | None) -> dict[str, Any]:
+    try:
+        body = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+def checks(results: list[Check], output: str) -> None:
+    """Prints the results of the preflight checks."""
+    if output == "json":
+        _print_json(
+            [
+                {"check": each.name, "result": str(each.level), "sentence": each.sentence, "hint": each.hint, "exitCode": int(each.code)}
+                for each in results
+            ]
+        )
+        return
+    console = _console()
+    for each in results:
+        hint = f"  [dim]{each.hint}[/]" if each.hint else ""
+        console.print(f"[{LEVELS[each.level]}]{each.level:4}[/] {each.name}: {each.sentence}{hint}")
