@@ -1,0 +1,28 @@
+"""Where the contracts are tested: on the simulator, and on the real thing."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.contract.real import KubeStage
+from tests.contract.simulated import SimStage
+from tests.contract.stage import Stage
+from tests.kube.conftest import control_plane, gpu_node, namespace
+
+__all__ = ["control_plane", "gpu_node", "namespace"]
+
+
+@pytest.fixture(params=["sim", pytest.param("kube", marks=pytest.mark.kube)])
+async def stage(request: pytest.FixtureRequest) -> AsyncIterator[Stage]:
+    """A world to act in."""
+    if request.param == "sim":
+        yield SimStage()
+        return
+    made = KubeStage(*(request.getfixturevalue(name) for name in ("control_plane", "namespace", "gpu_node")))
+    await made.open()
+    try:
+        yield made
+    finally:
+        await made.close()
