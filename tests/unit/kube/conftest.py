@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from aiohttp import web
 
 import driver_manager.kube.connection  # noqa: F401 - here, because urllib3 binds a socket when it is imported, which no guarded test may
 from driver_manager import kube
@@ -15,17 +14,11 @@ from tests.unit.kube.server import Api, QuickClock, write_kubeconfig
 async def api() -> AsyncIterator[Api]:
     """An API server that answers as told."""
     api = Api()
-    app = web.Application(client_max_size=2**26)
-    app.router.add_route("*", "/{path:.*}", api.handle)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    host, port = runner.addresses[0][:2]
-    api.url = f"http://{host}:{port}"
+    await api.listen()
     yield api
     api.over.set()
-    await runner.cleanup()
+    for runner in api.runners:
+        await runner.cleanup()
 
 
 @pytest.fixture
@@ -36,7 +29,15 @@ def clock() -> QuickClock:
 
 @pytest.fixture
 async def cluster(api: Api, clock: QuickClock, tmp_path: Path) -> AsyncIterator[kube.KubeCluster]:
-    """The adapter, connected to the server; one request may take 0.3 s."""
-    cluster = await kube.connect(write_kubeconfig(tmp_path / "config", api.url, "secret"), clock, request_timeout=0.3)
+    """The adapter, connected to the server."""
+    cluster = await kube.connect(write_kubeconfig(tmp_path / "config", api.url, "secret"), clock)
+    yield cluster
+    await cluster.close()
+
+
+@pytest.fixture
+async def hasty(api: Api, clock: QuickClock, tmp_path: Path) -> AsyncIterator[kube.KubeCluster]:
+    """The same, but a request may take half a second only."""
+    cluster = await kube.connect(write_kubeconfig(tmp_path / "config", api.url), clock, request_timeout=0.5)
     yield cluster
     await cluster.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -32,6 +33,18 @@ class Api:
     asked: list[Asked] = field(default_factory=list)
     url: str = ""
     over: asyncio.Event = field(default_factory=asyncio.Event)
+    runners: list[web.AppRunner] = field(default_factory=list)
+
+    async def listen(self, context: ssl.SSLContext | None = None) -> None:
+        """Opens a port on loopback; `url` is the newest one."""
+        app = web.Application(client_max_size=2**26)
+        app.router.add_route("*", "/{path:.*}", self.handle)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        self.runners.append(runner)
+        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
+        host, port = runner.addresses[0][:2]
+        self.url = f"http{'s' if context else ''}://{host}:{port}"
 
     def will(self, *replies: Reply) -> None:
         self.replies = list(replies)

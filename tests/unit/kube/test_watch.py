@@ -95,7 +95,7 @@ async def test_a_gap_stays_open_until_the_list_comes(api: Api, cluster: kube.Kub
     assert versions(api)[:4] == ["10", None, None, None]
 
 
-@pytest.mark.parametrize("reply", [streams(), hangs, refuses(500), answers("nonsense\n"), streams(b'{"type":"ADDED"}\n')])
+@pytest.mark.parametrize("reply", [streams(), refuses(500), answers("nonsense\n"), streams(b'{"type":"ADDED"}\n')])
 async def test_there_is_no_hot_loop(api: Api, cluster: kube.KubeCluster, clock: QuickClock, since: PodList, reply: Reply) -> None:
     """Whatever ends a watch early, the pauses grow from 0.5 to 5 s."""
     api.will(*[reply] * 6, streams(event("ADDED", pod("c", 11)), stays=True))
@@ -108,6 +108,13 @@ async def test_dropped_watches_are_paced_too(api: Api, cluster: kube.KubeCluster
     api.will(*[drops] * 6, streams(event("ADDED", pod("c", 11)), stays=True))
     assert await take(1, cluster.pod_changes("n1", since)) == [("seen", "c")]
     assert clock.slept == [0.5, 1, 2]
+
+
+async def test_hung_watches_are_paced_too(api: Api, hasty: kube.KubeCluster, clock: QuickClock, since: PodList) -> None:
+    """A watch that is not even begun in time."""
+    api.will(hangs, hangs, streams(event("ADDED", pod("c", 11)), stays=True))
+    assert await take(1, hasty.pod_changes("n1", since)) == [("seen", "c")]
+    assert clock.slept == [0.5, 1]
 
 
 async def test_pods_seen_on_the_way_are_known(api: Api, cluster: kube.KubeCluster, since: PodList) -> None:
