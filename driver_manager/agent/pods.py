@@ -16,6 +16,8 @@ from driver_manager.ports import Clock, Cluster
 FIRST_RETRY: Final = 2.0
 """Seconds at least between two tries for one pod: a budget is not asked more often (decision 13)."""
 LONGEST_RETRY: Final = 10.0
+AT_ONCE: Final = 16
+"""Evictions that are under way at the same time: enough for a full node, and little for the server."""
 
 
 class PodTracker:
@@ -81,6 +83,7 @@ class Evictor:
         self._began: float | None = None
         self.blocked: dict[str, EvictionBlocked] = {}
         """Pod uid -> why it may not go now."""
+        self._slots = asyncio.Semaphore(AT_ONCE)
         self.accepted: set[str] = set()
         """Uids of pods whose eviction the server has taken."""
 
@@ -94,7 +97,8 @@ class Evictor:
         async def ask(pod: PodView) -> None:
             with suppress(NotFound, Conflict, Terminating, Unreachable):
                 try:
-                    await self._cluster.evict(pod, dry_run=True)
+                    async with self._slots:
+                        await self._cluster.evict(pod, dry_run=True)
                 except EvictionBlocked as error:
                     self._note(pod, error)
 
@@ -125,7 +129,8 @@ class Evictor:
                 self.blocked.pop(pod.uid, None)
                 return
             try:
-                await self._cluster.evict(pod)
+                async with self._slots:
+                    await self._cluster.evict(pod)
             except (NotFound, Conflict, Terminating):
                 self.blocked.pop(pod.uid, None)
                 return
