@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
@@ -130,13 +131,20 @@ def api_proxy(control_plane: ControlPlane) -> Iterator[ApiProxy]:
         yield proxy
 
 
-@pytest.fixture
-async def api(control_plane: ControlPlane) -> AsyncIterator[client.ApiClient]:
+@contextlib.asynccontextmanager
+async def official_client(control_plane: ControlPlane) -> AsyncIterator[client.ApiClient]:
     """The official client's asyncio half, as admin."""
     loaded = type.__call__(client.Configuration)
     path = str(control_plane.kubeconfig())
     await config.load_kube_config(path, client_configuration=loaded)  # type: ignore[no-untyped-call]  # the library's
     async with client.ApiClient(loaded) as made:
+        yield made
+
+
+@pytest.fixture
+async def api(control_plane: ControlPlane) -> AsyncIterator[client.ApiClient]:
+    """The official client's asyncio half, as admin."""
+    async with official_client(control_plane) as made:
         yield made
 
 
