@@ -117,18 +117,15 @@ class Server:
         """Marks a pod, or removes it at once where nothing has to be stopped. A second call can only make it sooner."""
         if pod.is_gone:
             return
-        now = self.store.timers.now()
         grace = pod.spec.grace_seconds if grace_seconds is None else grace_seconds
         if pod.is_over:
             grace = 0
-        sooner = now + grace < pod.ends_at
-        if sooner:
-            pod.ends_at, pod.deletion_grace = now + grace, grace
-        if pod.marked_at is None:
-            pod.marked_at = now
-            self.store.write(who, "delete", pod.ref, f"grace {grace} s")
-        elif not sooner:
+        if pod.deletion_grace is not None and grace >= pod.deletion_grace:
             return
+        if pod.marked_at is None:
+            pod.marked_at = self.store.timers.now()
+            self.store.write(who, "delete", pod.ref, f"grace {grace} s")
+        pod.ends_at, pod.deletion_grace = pod.marked_at + grace, grace
         if (grace == 0 or pod.node_name is None) and not pod.finalizers:
             self.store.pod_removed(pod)
         else:
