@@ -9,6 +9,7 @@ the node's lock nor our output open.
 import asyncio
 import contextlib
 import ctypes
+import errno
 import os
 import signal
 import subprocess
@@ -143,7 +144,7 @@ async def in_child(call: Callable[[], int], what: str, subject: str, timeout: fl
         )
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
-        raise OSError(4, f"ended by signal {-code}", subject)  # EINTR: somebody killed the child
+        raise OSError(errno.EINTR, f"ended by signal {-code}", subject)  # somebody killed the child
     if code > 0:
         raise OSError(code, os.strerror(code), subject)
 

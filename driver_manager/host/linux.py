@@ -9,14 +9,14 @@ import contextlib
 import errno
 import os
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from driver_manager import names
 from driver_manager.core.snapshot import HolderScan, HostView, ModuleState, ModuleView, MountView
-from driver_manager.errors import HostError, InvariantBroken
+from driver_manager.errors import DeviceStuck, HostError, InvariantBroken
 from driver_manager.host import lock as node_lock
 from driver_manager.host.calls import MNT_DETACH, O_NONBLOCK, UMOUNT_NOFOLLOW, Calls, KernelCalls, readable
 from driver_manager.host.errnos import error_of
@@ -24,9 +24,14 @@ from driver_manager.host.look import look, module_view, mounts, own_pid, unloadi
 from driver_manager.host.parsing import is_at_or_below
 from driver_manager.host.paths import Roots, machine_roots, tree_roots
 from driver_manager.host.scan import scan, users_below
+from driver_manager.host.threads import in_thread
 from driver_manager.host.tree import TreeCalls
 from driver_manager.ports import Clock
 
+T = TypeVar("T")
+
+READ_SECONDS: Final = 60.0
+"""Limit of a look; it takes milliseconds, or a second or two with thousands of processes."""
 QUICK_SECONDS: Final = 10.0
 """Limit of calls that only touch memory."""
 _VERSION = re.compile(r"\d+(?:\.\d+)+")
@@ -62,15 +67,25 @@ class LinuxHost:
 
     async def look(self) -> HostView:
         """Reads modules, mounts, files and PCI devices."""
-        try:
-            return await asyncio.to_thread(look, self._roots)
-        except OSError as error:
-            raise _unreadable(error) from error
+        return await self._read(lambda: look(self._roots), lambda: "the look at the host's files")
 
     async def holders(self) -> HolderScan:
         """Finds the processes that have a GPU device open or mapped."""
+        at: list[int] = []
+        return await self._read(
+            lambda: scan(self._roots, watch=at.append),
+            lambda: f"the look at process {at[-1] if at else 0}, whose memory map may be locked by a call that hangs,",
+        )
+
+    async def _read(self, work: Callable[[], T], what: Callable[[], str]) -> T:
+        """Reads in a thread, within a limit far above what it takes: some files of /proc wait for a lock of their process."""
         try:
-            return await asyncio.to_thread(scan, self._roots)
+            return await in_thread(work, "look", READ_SECONDS)
+        except TimeoutError as error:
+            raise DeviceStuck(
+                f"{what()} has not ended in {READ_SECONDS:g} s",
+                hint="See /proc/PID/stack of that process and dmesg; a process that cannot be killed needs a reboot.",
+            ) from error
         except OSError as error:
             raise _unreadable(error) from error
 
@@ -141,7 +156,7 @@ class LinuxHost:
         below = [mount.target for mount in mounts(self._roots) if mount.target != target and is_at_or_below(mount.target, target)]
         if below:
             return error_of("umount2", number, target, state="children", more=", ".join(below[:_MOST_NAMED]))
-        users = await asyncio.to_thread(users_below, self._roots, target, _MOST_NAMED)
+        users = await self._read(lambda: users_below(self._roots, target, _MOST_NAMED), lambda: f"the look for users of {target}")
         return error_of("umount2", number, target, more=", ".join(users) or "no process was found there")
 
     async def remove_file(self, path: str) -> bool:

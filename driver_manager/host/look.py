@@ -146,7 +146,7 @@ def unloading_disabled(roots: Roots) -> bool:
 
 
 def _unloading(roots: Roots, modules: dict[str, ModuleView]) -> Unloading:
-    if any(module.refcount is None for module in modules.values()):
+    if any(module.refcount is None for name, module in modules.items() if name != NOUVEAU):  # that may be built in
         return Unloading.UNSUPPORTED
     if not roots.is_tree and not any((root / "proc/modules").exists() for root in (roots.host, roots.own)):
         return Unloading.UNSUPPORTED  # a kernel without modules

@@ -10,7 +10,7 @@ import ctypes
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,11 +20,10 @@ from driver_manager.host.look import own_pid
 from driver_manager.host.parsing import DELETED, is_at_or_below, pod_uid, process_state, systemd_unit
 from driver_manager.host.paths import Roots, resolve_in, text_of
 
-_CANDIDATE = re.compile(
-    rb"^([0-9a-f]+-[0-9a-f]+) (?:...s \S+ \S+ [1-9]\d* +(/.+)|...p \S+ \S+ \d+ +(/(?:.*/)?dev/.+)|...s \S+ \S+ 0 +(/.*dev/.+))$", re.M
-)
-"""Mappings that may be a device's: shared ones of a file, and private ones of something in a dev folder."""
-_NO_DEVICES = (b"/dev/shm/", b"/dev/zero", b"/memfd:", b"/SYSV", b"/dev/hugepages")
+_MAPPING = re.compile(rb"([0-9a-f]+-[0-9a-f]+) ...([ps]) \S+ \S+ \d+ +(/.+)")
+_CANDIDATE_MARKS = (b"s ", b"/dev/")
+"""What each line of `maps` that may be a device's holds: it is shared (the last of four flags), or of something in a dev folder."""
+_NO_DEVICES = (b"/dev/shm/", b"/memfd:", b"/SYSV")
 
 
 class Probe(Protocol):
@@ -39,12 +38,13 @@ class Probe(Protocol):
         ...
 
 
-def scan(roots: Roots, probe: Probe | None = None) -> HolderScan:
+def scan(roots: Roots, probe: Probe | None = None, watch: Callable[[int], None] = lambda _pid: None) -> HolderScan:
     """Looks at all processes.
 
     Args:
         roots: whose /proc.
         probe: what counts as a device; by default the host's GPUs.
+        watch: told the number of each process before it is looked at.
     """
     if probe is None:
         devices = gpu_devices(roots)
@@ -55,6 +55,7 @@ def scan(roots: Roots, probe: Probe | None = None) -> HolderScan:
     for pid in _pids(proc):
         if pid == own:
             continue
+        watch(pid)
         try:
             found = _devices_of(b"%b/%d" % (proc, pid), probe)
         except PermissionError:
@@ -123,10 +124,25 @@ def _add(found: set[str], probe: Probe, link: bytes) -> None:
 
 def _mapped_links(process: bytes, maps: bytes) -> Iterator[bytes]:
     """Links in map_files of the mappings that may be a device's, each with the name from `maps` behind a zero byte."""
-    for match in _CANDIDATE.finditer(maps):
-        path = match[2] or match[3] or match[4]
-        if not path.startswith(_NO_DEVICES):
-            yield b"%b/map_files/%b\0%b" % (process, match[1], path)
+    for line in _candidates(maps):
+        match = _MAPPING.fullmatch(line)
+        if match is None or match[3].startswith(_NO_DEVICES):
+            continue
+        if match[2] == b"s" or b"/dev/" in match[3]:
+            yield b"%b/map_files/%b\0%b" % (process, match[1], match[3])
+
+
+def _candidates(maps: bytes) -> set[bytes]:
+    """Lines that hold one of the marks. Searching for them costs a tenth of looking at every line, and there are hundreds a process."""
+    lines: set[bytes] = set()
+    for mark in _CANDIDATE_MARKS:
+        at = maps.find(mark)
+        while at >= 0:
+            end = maps.find(b"\n", at)
+            end = end if end >= 0 else len(maps)
+            lines.add(maps[maps.rfind(b"\n", 0, at) + 1 : end])
+            at = maps.find(mark, end)
+    return lines
 
 
 def _add_orphan_threads(found: set[str], process: bytes, probe: Probe) -> None:

@@ -5,23 +5,22 @@ once. Every call is a line of `calls.jsonl`, `{"time", "call", "arguments", "res
 of the errno; `faults.json` makes calls fail, slow or stop (see `faults`).
 """
 
-import asyncio
 import errno
 import json
 import os
 import shutil
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from driver_manager.errors import DeviceStuck, DriverManagerError
+from driver_manager.errors import DeviceStuck
 from driver_manager.host.calls import MNT_DETACH, Finished
 from driver_manager.host.faults import Faults, replace_text
 from driver_manager.host.parsing import DELETED, MountLine, is_at_or_below, is_permanent, mount_line, without_module
 from driver_manager.host.paths import names_in, resolve_in, text_of
+from driver_manager.host.threads import in_thread
 from driver_manager.host.treepci import TreePci
 
 T = TypeVar("T")
@@ -68,33 +67,9 @@ class TreeCalls:
             raise TimeoutError(f"{argv[0]} has not ended in {timeout:g} s") from None
 
     async def _make(self, call: str, arguments: Sequence[str | int], act: Callable[[], T], timeout: float) -> T:
-        """Makes a call in a thread that does not keep the program from ending, and waits for it at most `timeout` seconds."""
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[T] = loop.create_future()
-
-        def settle(result: T | None, error: BaseException | None) -> None:
-            if answer.done():
-                return
-            if error is not None:
-                answer.set_exception(error)
-            else:
-                answer.set_result(result)  # type: ignore[arg-type]  # T may be None itself
-
-        def work() -> None:
-            result, error = None, None
-            try:
-                result = self._logged(call, arguments, act)
-            except (OSError, DriverManagerError) as raised:
-                error = raised
-            try:
-                loop.call_soon_threadsafe(settle, result, error)
-            except RuntimeError:
-                return  # the loop has closed: nobody waits any more
-
-        threading.Thread(target=work, name=call, daemon=True).start()
+        """Makes a call and waits for it at most `timeout` seconds; one that is slowed or held goes on without being waited for."""
         try:
-            async with asyncio.timeout(timeout):
-                return await answer
+            return await in_thread(lambda: self._logged(call, arguments, act), call, timeout)
         except TimeoutError:
             shown = ", ".join(str(argument) for argument in arguments)
             raise DeviceStuck(

