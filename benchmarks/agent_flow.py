@@ -27,8 +27,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.e2e.world import Object, StockNode
-from tests.kube.conftest import make_namespace
 from tests.kube.controlplane import ControlPlane
+from tests.kube.fixtures import make_namespace
 
 FIGURES = ("own_seconds", "tail_seconds", "requests", "evictions", "peak_mb", "wall_seconds", "first_request_seconds")
 

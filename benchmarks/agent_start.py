@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.agent_flow import stamp
 from tests.e2e.world import COMMAND, StockNode, empty_host
-from tests.kube.conftest import make_namespace
 from tests.kube.controlplane import ControlPlane
+from tests.kube.fixtures import make_namespace
 
 
 def help_seconds() -> float:

@@ -9,6 +9,8 @@ from typing import Any
 import hypothesis
 import pytest
 
+pytest_plugins = ["tests.kube.fixtures"]
+
 PROCESSES = {
     "os.exec",
     "os.fork",
@@ -50,9 +52,7 @@ _guard = _Guard()
 sys.addaudithook(_guard)
 
 hypothesis.settings.register_profile("quick", max_examples=50, deadline=None)
-hypothesis.settings.register_profile(
-    "deep", max_examples=2000, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)
+hypothesis.settings.register_profile("deep", max_examples=2000, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

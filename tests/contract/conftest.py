@@ -9,9 +9,6 @@ import pytest
 from tests.contract.real import KubeStage
 from tests.contract.simulated import SimStage
 from tests.contract.stage import Stage
-from tests.kube.conftest import control_plane, gpu_node, namespace
-
-__all__ = ["control_plane", "gpu_node", "namespace"]
 
 
 @pytest.fixture(params=["sim", pytest.param("kube", marks=pytest.mark.kube)])

@@ -1,4 +1,8 @@
-"""The control plane that the tests of one worker share, and what each test gets of its own in it."""
+"""The control plane that the tests of one worker share, and what each test gets of its own in it.
+
+A plugin of tests/conftest.py, so that all folders share one control plane. Imported by every worker, also those that only run quick tests:
+the clients are imported where they are used.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +11,20 @@ import itertools
 import os
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import pytest
-from kubernetes.aio import client, config
 
 from tests.kube import stock
 from tests.kube.binaries import ProgramsMissingError, find_programs
 from tests.kube.controlplane import MERGE, ControlPlane
-from tests.kube.kubelet import node_manifest
-from tests.kube.proxy import ApiProxy
 from tests.kube.recorder import Object
 from tests.kube.space import Space
+
+if TYPE_CHECKING:
+    from kubernetes.aio import client
+
+    from tests.kube.proxy import ApiProxy
 
 NUMBERS = itertools.count(1)
 
@@ -87,6 +93,8 @@ class NodeFactory(Protocol):
 @pytest.fixture
 def gpu_node(control_plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[NodeFactory]:
     """Makes nodes that are Ready and without taints when it returns; they go with the test."""
+    from tests.kube.kubelet import node_manifest
+
     made: list[str] = []
 
     def make(*, gpus: int = 8, labels: Mapping[str, str] | None = None, annotations: Mapping[str, str] | None = None) -> str:
@@ -127,6 +135,8 @@ def stock_account(control_plane: ControlPlane, namespace: str) -> Iterator[str]:
 @pytest.fixture
 def api_proxy(control_plane: ControlPlane) -> Iterator[ApiProxy]:
     """A proxy in front of the apiserver that fails, holds and slows as told."""
+    from tests.kube.proxy import ApiProxy
+
     with ApiProxy(control_plane) as proxy:
         yield proxy
 
@@ -134,6 +144,8 @@ def api_proxy(control_plane: ControlPlane) -> Iterator[ApiProxy]:
 @contextlib.asynccontextmanager
 async def official_client(control_plane: ControlPlane) -> AsyncIterator[client.ApiClient]:
     """The official client's asyncio half, as admin."""
+    from kubernetes.aio import client, config
+
     loaded = type.__call__(client.Configuration)
     path = str(control_plane.kubeconfig())
     await config.load_kube_config(path, client_configuration=loaded)  # type: ignore[no-untyped-call]  # the library's

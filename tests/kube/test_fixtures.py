@@ -8,8 +8,8 @@ import threading
 import pytest
 
 from tests.kube import stock
-from tests.kube.conftest import NodeFactory
 from tests.kube.controlplane import ControlPlane
+from tests.kube.fixtures import NodeFactory
 from tests.kube.proxy import ApiProxy
 
 pytestmark = pytest.mark.kube

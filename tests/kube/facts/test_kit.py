@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.kube.conftest import make_namespace
 from tests.kube.controlplane import ControlPlane
 from tests.kube.facts.conftest import Note
+from tests.kube.fixtures import make_namespace
 from tests.kube.kubelet import node_manifest
 from tests.kube.recorder import Object
 from tests.kube.space import Space, daemon_set, is_marked, is_ready, pod_spec

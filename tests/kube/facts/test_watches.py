@@ -9,9 +9,9 @@ import aiohttp
 import pytest
 from kubernetes.aio import client, watch
 
-from tests.kube.conftest import make_namespace, official_client
 from tests.kube.controlplane import ControlPlane
 from tests.kube.facts.conftest import Note
+from tests.kube.fixtures import make_namespace, official_client
 from tests.kube.recorder import Object
 
 pytestmark = pytest.mark.kube
