@@ -1,0 +1,28 @@
+"""Where the installed command is driven: the real control plane, and a node of its own for each test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.world import StockNode
+from tests.kube.controlplane import ControlPlane
+
+
+@pytest.fixture
+def node(control_plane: ControlPlane, namespace: str, tmp_path: Path) -> Iterator[StockNode]:
+    """A node with a loaded driver and nothing on it yet; it goes with the test, and so do its runs."""
+    made = StockNode(control_plane, namespace, tmp_path)
+    yield made
+    made.remove()
+
+
+@pytest.fixture
+def busy_node(node: StockNode) -> StockNode:
+    """That node with the driver's DaemonSet, two operands and three GPU pods of short lives."""
+    node.add_driver(digest="new")
+    node.add_operands(only=("device-plugin", "dcgm"))
+    node.add_training(3, grace_seconds=1)
+    return node
