@@ -25,7 +25,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.agent_flow import stamp
-from tests.e2e.world import COMMAND, StockNode, empty_host
+from tests.e2e.command import COMMAND
+from tests.e2e.world import StockNode, empty_host
 from tests.kube.controlplane import ControlPlane
 from tests.kube.fixtures import make_namespace
 
