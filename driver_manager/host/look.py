@@ -20,7 +20,7 @@ from driver_manager.core.snapshot import (
     PciDevice,
     Unloading,
 )
-from driver_manager.host.parsing import effective_capabilities, mounts_at
+from driver_manager.host.parsing import effective_capabilities, is_at_or_below, mount_line, mounts_at
 from driver_manager.host.paths import Roots, names_in, resolve_in, text_of
 
 NVIDIA: Final = "0x10de"
@@ -57,6 +57,7 @@ def look(roots: Roots) -> HostView:
         is_mofed_ready=any((root / names.MOFED_READY).exists() for root in (roots.own, roots.host)),
         has_mlx5_core=(roots.sys / "module/mlx5_core").exists(),
         sees_all_processes=sees_all_processes(roots),
+        is_run_shared=is_run_shared(roots),
         notes=tuple(notes),
     )
 
@@ -179,6 +180,17 @@ def mounts(roots: Roots, notes: list[str] | None = None) -> tuple[MountView, ...
     if bad and notes is not None:
         notes.append(f"{len(bad)} lines of mountinfo could not be understood, the first: {bad[0]!r}")
     return found
+
+
+def is_run_shared(roots: Roots) -> bool | None:
+    """Whether the mount that holds /run/nvidia, as this process sees it, passes unmounts on; None where that cannot be seen.
+
+    A yes proves little (Documentation/filesystems/sharedsubtree.rst): the result of an unmount is read back from the host. A no is certain.
+    """
+    text = text_of(roots.own / "proc/self/mountinfo") or ""
+    lines = [line.view for line in map(mount_line, text.splitlines()) if line is not None]
+    covering = [view for view in lines if is_at_or_below(f"/{names.RUN_NVIDIA}", view.target)]
+    return max(covering, key=lambda view: len(view.target)).is_shared if covering else None
 
 
 # Files of a driver that belongs to the host ---------------------------------------------------------------------------

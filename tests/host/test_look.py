@@ -248,3 +248,11 @@ async def test_a_file_that_may_not_be_read_is_an_error(tree: Tree, host: LinuxHo
     monkeypatch.setattr(Path, "read_text", refuse)
     with pytest.raises(HostError, match="cannot be read"):
         await host.look()
+
+
+@pytest.mark.parametrize(("options", "is_shared"), [("shared:9", True), ("master:9", False), ("", False)])
+async def test_whether_unmounts_are_passed_on(tree: Tree, host: LinuxHost, options: str, is_shared: bool) -> None:
+    """The mount nearest to /run/nvidia decides, as this process sees it."""
+    line = f"30 21 0:40 / /run/nvidia rw,relatime {options} - tmpfs tmpfs rw\n".replace("  ", " ")
+    tree.file("proc/self/mountinfo", "21 1 8:1 / / rw shared:1 - ext4 /dev/sda1 rw\n" + line)
+    assert (await host.look()).is_run_shared is is_shared
