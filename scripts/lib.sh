@@ -39,7 +39,7 @@ short_hash() { sha256sum | cut -c1-12; }
 
 # locked_env LOCK_FILE: sets $base to an environment with exactly what the lock file names.
 locked_env() {
-    local lock=$1 about
+    local lock=$1 about stale
     [ -f "$lock" ] || die "$lock is missing. Make it with scripts/lock"
     about=$("$python" -c 'import sys; print(sys.version, sys.base_prefix)')
     base=$cache/venv-$({ cat "$lock" && echo "$about"; } | short_hash)
@@ -52,8 +52,10 @@ locked_env() {
         "$python" -m venv "$base" || die "$python -m venv failed. Install python3-venv"
         "$base/bin/python" -m pip install --quiet --no-input --disable-pip-version-check --require-hashes --no-deps -r "$lock" >&2 ||
             die "the packages of ${lock#"$root"/} could not be installed. pip needs a package registry (see its message above, and 'pip config list')"
-        touch "$base/complete"
     fi
+    touch "$base/complete"
+    find "$cache" -mindepth 2 -maxdepth 2 -path '*/venv-*/complete' -mtime +30 -printf '%h\n' 2>/dev/null |
+        while read -r stale; do rm -rf "$stale"; done # of lock files that nobody has used for a month
     exec 8>&-
 }
 
@@ -61,16 +63,17 @@ locked_env() {
 clone_env() {
     local wanted stale
     env=$cache/clone-$(printf '%s\n' "$root" "$base" | short_hash)
-    wanted=$(cat "$root/pyproject.toml" "$root/README.md" 2>/dev/null | short_hash)
+    wanted=$(short_hash <"$root/pyproject.toml")
     exec 8>"$cache/clones.lock"
     flock 8
-    for stale in "$cache"/clone-*/root; do # of clones that are gone
-        [ -e "$stale" ] && [ ! -d "$(cat "$stale")" ] && rm -rf "${stale%/root}"
+    for stale in "$cache"/clone-*; do # of clones and first layers that are gone
+        [ -d "$(cat "$stale/root" 2>/dev/null)" ] && [ -d "$(cat "$stale/base" 2>/dev/null)" ] || rm -rf "$stale"
     done
     if [ "$(cat "$env/complete" 2>/dev/null)" != "$wanted" ]; then
         rm -rf "$env"
         "$python" -m venv --without-pip "$env" || die "$python -m venv failed. Install python3-venv"
         echo "$root" >"$env/root"
+        echo "$base" >"$env/base"
         site_packages "$base" >"$(site_packages "$env")/base.pth"
         if [ -d "$(site_packages "$base")/hatchling" ]; then
             "$base/bin/python" -m pip --python "$env/bin/python" install --quiet --no-input --disable-pip-version-check \
