@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import json
 import ssl
 import threading
+import time
 
+import aiohttp
 import pytest
 
 from tests.kube import stock
@@ -62,6 +65,44 @@ def test_the_proxy_plays_an_outage(control_plane: ControlPlane, api_proxy: ApiPr
             ask(control_plane, api_proxy, "GET", "/api/v1/nodes")
         assert api_proxy.requests()[-1].passed == passed
     assert ask(control_plane, api_proxy, "GET", "/api/v1/nodes") == 200
+
+
+def test_the_proxy_holds_and_delays_a_request(control_plane: ControlPlane, api_proxy: ApiProxy, namespace: str) -> None:
+    """While a request is held nothing is made; a delayed one takes its time; both are written down with what was sent."""
+    path = f"/api/v1/namespaces/{namespace}/configmaps"
+    pause = api_proxy.on("create", "/configmaps$").hold_request()
+    client = threading.Thread(target=ask, args=(control_plane, api_proxy, "POST", path, b'{"metadata": {"name": "held"}}'))
+    client.start()
+    assert pause.wait_hit().json()["metadata"]["name"] == "held"
+    assert not control_plane.exists(f"{path}/held")
+    pause.release()
+    client.join(20)
+    assert control_plane.exists(f"{path}/held")
+    api_proxy.on("get", "/configmaps/held").delay(0.3)
+    begun = time.monotonic()
+    assert ask(control_plane, api_proxy, "GET", f"{path}/held") == 200
+    assert time.monotonic() - begun > 0.3
+
+
+async def test_the_proxy_streams_and_cuts_watches(control_plane: ControlPlane, api_proxy: ApiProxy, namespace: str) -> None:
+    """Events pass at once, and a cut ends the watch for the client."""
+    trust = ssl.create_default_context(cafile=str(control_plane.ca))
+    path = f"/api/v1/namespaces/{namespace}/configmaps"
+    headers = {"Authorization": f"Bearer {control_plane.tokens['admin']}"}
+    async with (
+        asyncio.timeout(30),
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=trust), headers=headers) as session,
+        session.get(f"{api_proxy.url}{path}?watch=true&resourceVersion=0") as answer,
+    ):
+        await asyncio.to_thread(control_plane.create, path, {"metadata": {"name": "seen"}})
+        async for line in answer.content:
+            if json.loads(line)["object"]["metadata"]["name"] == "seen":
+                break
+        await asyncio.to_thread(api_proxy.cut)
+        with pytest.raises((aiohttp.ClientError, ConnectionError)):
+            async for _ in answer.content:
+                pass
+    assert [seen.verb for seen in api_proxy.requests()] == ["watch"]
 
 
 @pytest.mark.parametrize("kind", stock.KINDS)
