@@ -78,6 +78,10 @@ GPU_RESOURCE_PREFIXES: Final = ("nvidia.com/gpu", "nvidia.com/mig-")
 # Kubernetes' --------------------------------------------------------------------------------------------------------
 
 MIRROR: Final = "kubernetes.io/config.mirror"
+MIRROR_HASH: Final = "kubernetes.io/config.hash"
+"""Annotation of a mirror pod: the uid that its static pod has on the node, in cgroup paths too."""
+CDI_PREFIX: Final = "cdi.k8s.io/"
+"""Annotations that name CDI devices begin so: https://github.com/cncf-tags/container-device-interface"""
 UNSCHEDULABLE_TAINT: Final = "node.kubernetes.io/unschedulable"
 """The node lifecycle controller's own mark of a cordon: follows `spec.unschedulable` a moment later."""
 

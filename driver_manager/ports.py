@@ -4,12 +4,13 @@
 asynchronous where the real one can take time, so that virtual time can pass in it. Methods raise the errors of `errors` and no other.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from driver_manager.core.snapshot import (
+    ClaimView,
     DaemonSetView,
     HolderScan,
     HostView,
@@ -89,6 +90,22 @@ class Cluster(Protocol):
 
     async def may(self, verb: str, group: str, resource: str, namespace: str = "") -> bool:
         """Whether the account may do one thing (SelfSubjectAccessReview); `resource` may have a `/subresource`."""
+        ...
+
+    async def claims(self, wanted: Collection[tuple[str, str]]) -> Mapping[tuple[str, str], ClaimView]:
+        """Reads ResourceClaims by (namespace, name); those that do not exist are left out, and all on a server without that API.
+
+        Raises:
+            Forbidden: they may not be read: then who holds a device is not known.
+        """
+        ...
+
+    async def runtime_handlers(self) -> Mapping[str, str]:
+        """Lists the RuntimeClasses: name -> handler.
+
+        Raises:
+            Forbidden: as with the stock role.
+        """
         ...
 
     async def evict(self, pod: PodView, *, dry_run: bool = False, grace_seconds: int | None = None) -> None:

@@ -64,6 +64,43 @@ class Owner:
     uid: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class LabelExpression:
+    """One condition on a node's label, of a node selector term."""
+
+    key: str
+    operator: str
+    """`In`, `NotIn`, `Exists`, `DoesNotExist`, `Gt` or `Lt`."""
+    values: tuple[str, ...] = ()
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """Whether a node with these labels meets it.
+
+        The rule: https://kubernetes.io/docs/concepts/scheduling-eviction/assign-pod-node/#operators
+        """
+        value = labels.get(self.key)
+        match self.operator:
+            case "In":
+                return value in self.values
+            case "NotIn":
+                return value not in self.values
+            case "Exists":
+                return value is not None
+            case "DoesNotExist":
+                return value is None
+            case "Gt" | "Lt":
+                return self._compares(value)
+            case _:
+                return False
+
+    def _compares(self, value: str | None) -> bool:
+        try:
+            have, want = int(value or ""), int(self.values[0])
+        except (ValueError, IndexError):
+            return False
+        return have > want if self.operator == "Gt" else have < want
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodView:
     """A Pod on the node."""
@@ -78,8 +115,8 @@ class PodView:
     is_terminating: bool = False
     grace_seconds: int = 30
     node_selector: Mapping[str, str] = field(default_factory=dict)
-    affinity_keys: frozenset[str] = frozenset()
-    """Keys of node labels in required node affinity."""
+    affinity: tuple[tuple[LabelExpression, ...], ...] = ()
+    """Terms of its required node affinity: one of them has to match, all of its expressions."""
     tolerations: tuple[Toleration, ...] = ()
     resources: frozenset[str] = frozenset()
     """Names of all requests and limits, of every container kind and of the pod itself."""
@@ -94,6 +131,17 @@ class PodView:
     finalizers: tuple[str, ...] = ()
     priority: int = 0
     is_ready: bool = False
+    container_names: frozenset[str] = frozenset()
+
+    @property
+    def affinity_keys(self) -> frozenset[str]:
+        """Keys of node labels that its required node affinity speaks of."""
+        return frozenset(expression.key for term in self.affinity for expression in term)
+
+    def fits(self, labels: Mapping[str, str]) -> bool:
+        """Whether its node selector and required node affinity match a node with these labels."""
+        is_selected = all(labels.get(key) == value for key, value in self.node_selector.items())
+        return is_selected and (not self.affinity or any(all(each.matches(labels) for each in term) for term in self.affinity))
 
     @property
     def ref(self) -> str:
@@ -112,6 +160,18 @@ class PodList:
 
     items: tuple[PodView, ...]
     resource_version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimView:
+    """A ResourceClaim, as far as it says who has which driver's devices."""
+
+    namespace: str
+    name: str
+    drivers: frozenset[str] = frozenset()
+    """DRA drivers whose devices are allocated to it; none while it is not allocated."""
+    is_admin: bool = False
+    """Whether all of its devices are there for administration only."""
 
 
 class ChangeKind(StrEnum):

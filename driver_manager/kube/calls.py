@@ -163,3 +163,24 @@ def _review(kind: str, spec: Mapping[str, Any]) -> Call:
         path=f"/apis/authorization.k8s.io/v1/{resource}",
         body={"apiVersion": "authorization.k8s.io/v1", "kind": kind, "spec": spec},
     )
+
+
+DRA_GROUP: Final = "resource.k8s.io"
+DRA_VERSIONS: Final = ("v1", "v1beta2", "v1beta1")
+"""From the newest on: the first that is served is used."""
+
+
+def get_dra_group() -> Call:
+    """Asks in which versions the API group of dynamic resource allocation is served. Every account may."""
+    return Call(verb="get", resource="apigroups", name=DRA_GROUP, path=f"/apis/{DRA_GROUP}")
+
+
+def get_claim(version: str, namespace: str, name: str) -> Call:
+    """Reads a ResourceClaim."""
+    path = f"/apis/{DRA_GROUP}/{version}/namespaces/{quote(namespace, safe='')}/resourceclaims/{quote(name, safe='')}"
+    return Call(verb="get", resource=f"resourceclaims.{DRA_GROUP}", namespace=namespace, name=name, path=path)
+
+
+def list_runtime_classes() -> Call:
+    """Lists the RuntimeClasses."""
+    return Call(verb="list", resource="runtimeclasses.node.k8s.io", path="/apis/node.k8s.io/v1/runtimeclasses")

@@ -5,14 +5,16 @@ cost more time and memory at the start than all the rest of a run. Reads are tri
 answer; writes never are, because only the caller knows whether the decision behind a write still holds.
 """
 
+import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_exponential
 
 from driver_manager.core.snapshot import (
+    ClaimView,
     DaemonSetView,
     Identity,
     NodeView,
@@ -21,7 +23,7 @@ from driver_manager.core.snapshot import (
     PodList,
     PodView,
 )
-from driver_manager.errors import Unreachable
+from driver_manager.errors import NotFound, Unreachable
 from driver_manager.kube import calls, views
 from driver_manager.kube.calls import Call
 from driver_manager.kube.refusals import Expired, unreadable
@@ -40,6 +42,8 @@ RETRY_SECONDS: Final = 30.0
 RETRY_WAIT: Final = wait_exponential(multiplier=0.2, max=5.0)
 RETRY_ON: Final = retry_if_exception(lambda error: isinstance(error, Unreachable) and error.transient)
 """A certificate that is not trusted stays so: that is said at once."""
+CLAIMS_AT_ONCE: Final = 6
+"""Fewer than the pool has connections, so that the wait for one does not eat a request's own time."""
 LIST_TRIES: Final = 3
 """How often a list is begun anew because the server forgot it half-way."""
 
@@ -110,6 +114,38 @@ class KubeCluster:
     async def may(self, verb: str, group: str, resource: str, namespace: str = "") -> bool:
         """Whether the account may do one thing. The request creates nothing, so it is a read."""
         return await self._read(calls.review_access(verb, group, resource, namespace), views.is_allowed)
+
+    async def claims(self, wanted: Collection[tuple[str, str]]) -> Mapping[tuple[str, str], ClaimView]:
+        """Reads ResourceClaims, in the newest version that the server has; those that do not exist are left out."""
+        if not wanted:
+            return {}
+        version = await self._dra_version()
+        if version is None:
+            return {}
+        limit = asyncio.Semaphore(CLAIMS_AT_ONCE)
+
+        async def read(namespace: str, name: str) -> ClaimView | None:
+            async with limit:
+                try:
+                    return await self._read(calls.get_claim(version, namespace, name), views.claim_view)
+                except NotFound:
+                    return None
+
+        keys = sorted(wanted)
+        found = await asyncio.gather(*(read(namespace, name) for namespace, name in keys))
+        return {key: claim for key, claim in zip(keys, found, strict=True) if claim is not None}
+
+    async def _dra_version(self) -> str | None:
+        """The version of the DRA API to use; None where the server has none."""
+        try:
+            served = await self._read(calls.get_dra_group(), views.group_versions)
+        except NotFound:
+            return None
+        return next((version for version in calls.DRA_VERSIONS if version in served), None)
+
+    async def runtime_handlers(self) -> Mapping[str, str]:
+        """Lists the RuntimeClasses: name -> handler."""
+        return await self._read(calls.list_runtime_classes(), views.runtime_handlers)
 
     async def evict(self, pod: PodView, *, dry_run: bool = False, grace_seconds: int | None = None) -> None:
         """Asks for the eviction of exactly this pod."""

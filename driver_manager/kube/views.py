@@ -12,8 +12,10 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from driver_manager.core.snapshot import (
+    ClaimView,
     DaemonSetView,
     Identity,
+    LabelExpression,
     NodeView,
     Owner,
     Permissions,
@@ -78,11 +80,14 @@ class _Resources(_Wire, frozen=True):
 
 
 class _Container(_Wire, frozen=True):
+    name: str = ""
     resources: _Resources | None = None
 
 
 class _Requirement(_Wire, frozen=True):
     key: str
+    operator: str = ""
+    values: list[str] | None = None
 
 
 class _SelectorTerm(_Wire, frozen=True):
@@ -222,6 +227,45 @@ class _AccessReview(_Wire, frozen=True):
     status: _AccessStatus
 
 
+class _ClaimResult(_Wire, frozen=True):
+    driver: str
+    admin_access: bool | None = None
+
+
+class _ClaimDevices(_Wire, frozen=True):
+    results: list[_ClaimResult] | None = None
+
+
+class _ClaimAllocation(_Wire, frozen=True):
+    devices: _ClaimDevices = _ClaimDevices()
+
+
+class _ClaimStatus(_Wire, frozen=True):
+    allocation: _ClaimAllocation | None = None
+
+
+class _Claim(_Wire, frozen=True):
+    metadata: _Meta
+    status: _ClaimStatus = _ClaimStatus()
+
+
+class _GroupVersion(_Wire, frozen=True):
+    version: str
+
+
+class _Group(_Wire, frozen=True):
+    versions: list[_GroupVersion] | None = None
+
+
+class _RuntimeClass(_Wire, frozen=True):
+    metadata: _Meta
+    handler: str
+
+
+class _RuntimeClasses(_Wire, frozen=True):
+    items: list[_RuntimeClass] | None = None
+
+
 class _Named(_Wire, frozen=True):
     name: str = ""
     uid: str = ""
@@ -246,6 +290,9 @@ _daemon_set = msgspec.json.Decoder(_DaemonSet)
 _rules_review = msgspec.json.Decoder(_RulesReview)
 _access_review = msgspec.json.Decoder(_AccessReview)
 _claims = msgspec.json.Decoder(_Claims)
+_claim = msgspec.json.Decoder(_Claim)
+_group = msgspec.json.Decoder(_Group)
+_runtime_classes = msgspec.json.Decoder(_RuntimeClasses)
 
 
 class PodPage(msgspec.Struct, frozen=True):
@@ -332,6 +379,29 @@ def is_allowed(body: bytes) -> bool:
     return _access_review.decode(body).status.allowed
 
 
+def claim_view(body: bytes) -> ClaimView:
+    """Reads a ResourceClaim; its status is spelled alike in v1, v1beta2 and v1beta1."""
+    claim = _claim.decode(body)
+    allocation = claim.status.allocation
+    results = (allocation.devices.results if allocation else None) or ()
+    return ClaimView(
+        namespace=claim.metadata.namespace,
+        name=claim.metadata.name,
+        drivers=frozenset(result.driver for result in results),
+        is_admin=bool(results) and all(result.admin_access for result in results),
+    )
+
+
+def group_versions(body: bytes) -> tuple[str, ...]:
+    """Reads the versions that an API group is served in."""
+    return tuple(each.version for each in _group.decode(body).versions or ())
+
+
+def runtime_handlers(body: bytes) -> dict[str, str]:
+    """Reads a RuntimeClassList: name -> handler."""
+    return {each.metadata.name: each.handler for each in _runtime_classes.decode(body).items or ()}
+
+
 def identity(token: str) -> Identity:
     """Reads which pod a service account token was made for, without checking its signature: the server does that.
 
@@ -365,7 +435,7 @@ def _pod_view(pod: _Pod) -> PodView:
         is_terminating=is_terminating,
         grace_seconds=30 if grace is None else grace,
         node_selector=spec.node_selector or {},
-        affinity_keys=_affinity_keys(spec.affinity),
+        affinity=_affinity(spec.affinity),
         tolerations=_tolerations(spec.tolerations),
         resources=frozenset(_resource_names(spec)),
         runtime_class=spec.runtime_class_name,
@@ -376,6 +446,7 @@ def _pod_view(pod: _Pod) -> PodView:
         finalizers=tuple(meta.finalizers or ()),
         priority=spec.priority or 0,
         is_ready=any(condition.type == "Ready" and condition.status == "True" for condition in status.conditions or ()),
+        container_names=frozenset(container.name for container in spec.containers or ()),
     )
 
 
@@ -388,12 +459,14 @@ def _tolerations(tolerations: list[_Toleration] | None) -> tuple[Toleration, ...
     return tuple(Toleration(each.key, each.operator, each.value, each.effect) for each in tolerations or ())
 
 
-def _affinity_keys(affinity: _Affinity | None) -> frozenset[str]:
-    """Keys of node labels that a required node affinity speaks of."""
+def _affinity(affinity: _Affinity | None) -> tuple[tuple[LabelExpression, ...], ...]:
+    """The terms of a required node affinity, as far as they speak of labels: a DaemonSet's pod also has one on its node's name."""
     node_affinity = affinity.node_affinity if affinity else None
     required = node_affinity.required_during_scheduling_ignored_during_execution if node_affinity else None
     terms = (required.node_selector_terms if required else None) or ()
-    return frozenset(requirement.key for term in terms for requirement in term.match_expressions or ())
+    return tuple(
+        tuple(LabelExpression(each.key, each.operator, tuple(each.values or ())) for each in term.match_expressions or ()) for term in terms
+    )
 
 
 def _resource_names(spec: _PodSpec) -> Iterator[str]:

@@ -1,10 +1,11 @@
 """The Cluster port on the simulated server, as one account sees it in one life."""
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from typing import Final, TypeVar
 
 from driver_manager.core.snapshot import (
     ChangeKind,
+    ClaimView,
     DaemonSetView,
     Identity,
     NodeView,
@@ -90,6 +91,27 @@ class SimCluster:
         """Whether the account may do one thing."""
         args = {"verb": verb, "group": group, "resource": resource, "namespace": namespace}
         return await self._call("may", args, lambda: access.may(self.account, verb, group, resource, namespace))
+
+    async def claims(self, wanted: Collection[tuple[str, str]]) -> Mapping[tuple[str, str], ClaimView]:
+        """Reads ResourceClaims."""
+
+        def read() -> Mapping[tuple[str, str], ClaimView]:
+            if not self._store.has_claims_api:
+                return {}
+            for namespace, name in wanted:
+                access.demand(self.account, "get", "resource.k8s.io", "resourceclaims", namespace, name)
+            return {key: self._store.claims[key] for key in wanted if key in self._store.claims}
+
+        return await self._call("claims", {"wanted": tuple(wanted)}, read) if wanted else {}
+
+    async def runtime_handlers(self) -> Mapping[str, str]:
+        """Lists the RuntimeClasses."""
+
+        def read() -> Mapping[str, str]:
+            access.demand(self.account, "list", "node.k8s.io", "runtimeclasses")
+            return dict(self._store.runtime_classes)
+
+        return await self._call("runtime_handlers", {}, read)
 
     async def evict(self, pod: PodView, *, dry_run: bool = False, grace_seconds: int | None = None) -> None:
         """Asks for the eviction of exactly this pod."""

@@ -18,7 +18,6 @@ from driver_manager.sim.objects import (
     Node,
     Pod,
     PodSpec,
-    matches,
     tolerates,
 )
 from driver_manager.sim.server import Server
@@ -93,7 +92,7 @@ class Controllers:
         for node in list(self.store.nodes.values()):
             there = [pod for pod in self.store.pods_of(daemon_set.uid) if node.name in (pod.node_name, pod.target)]
             tolerations = daemon_set.spec.tolerations + DAEMON_TOLERATIONS
-            belongs = matches(daemon_set.spec.node_selector, node.labels)
+            belongs = daemon_set.spec.fits(node.labels)
             if not belongs or not tolerates(tolerations, node.taints, "NoExecute"):
                 for pod in there:
                     if pod.marked_at is None:
@@ -184,7 +183,7 @@ class Controllers:
         return (
             not node.is_down
             and tolerates(pod.tolerations, taints, "NoSchedule", "NoExecute")
-            and matches(pod.spec.node_selector, node.labels)
+            and pod.spec.fits(node.labels)
             and self.store.free_gpus(node) >= pod.spec.gpus
         )
 

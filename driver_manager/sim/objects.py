@@ -9,6 +9,7 @@ from typing import Final
 from driver_manager.core.snapshot import (
     DaemonSetView,
     Identity,
+    LabelExpression,
     NodeView,
     Owner,
     PodView,
@@ -55,7 +56,8 @@ class PodSpec:
     annotations: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[Toleration, ...] = ()
     node_selector: Mapping[str, str] = field(default_factory=dict)
-    affinity_keys: frozenset[str] = frozenset()
+    affinity: tuple[tuple[LabelExpression, ...], ...] = ()
+    container_names: frozenset[str] = frozenset({"main"})
     gpus: int = 0
     """Requests of `nvidia.com/gpu`, which a node has only so many of."""
     resources: frozenset[str] = frozenset()
@@ -81,6 +83,11 @@ class PodSpec:
     """How long its process outlives its containers."""
     command: str = "python3"
     """Name of its process on the host."""
+
+    def fits(self, labels: Mapping[str, str]) -> bool:
+        """Whether a node with these labels may have such a pod."""
+        shape = PodView(namespace="", name="", uid="", node_selector=self.node_selector, affinity=self.affinity)
+        return shape.fits(labels)
 
     @property
     def all_resources(self) -> frozenset[str]:
@@ -171,7 +178,7 @@ class Pod:
             is_terminating=self.marked_at is not None,
             grace_seconds=self.spec.grace_seconds if self.deletion_grace is None else self.deletion_grace,
             node_selector=dict(self.spec.node_selector),
-            affinity_keys=self.spec.affinity_keys,
+            affinity=self.spec.affinity,
             tolerations=self.tolerations,
             resources=self.spec.all_resources,
             runtime_class=self.spec.runtime_class,
@@ -182,6 +189,7 @@ class Pod:
             finalizers=self.finalizers,
             priority=self.spec.priority,
             is_ready=self.is_ready,
+            container_names=self.spec.container_names,
         )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from driver_manager.core.snapshot import ChangeKind, PodView
+from driver_manager.core.snapshot import ChangeKind, ClaimView, PodView
 from driver_manager.sim.clock import wall_at
 from driver_manager.sim.objects import Account, Budget, DaemonSet, Deployment, Node, Pod
 
@@ -143,6 +143,10 @@ class Store:
         self.deployments: dict[str, Deployment] = {}
         self.budgets: dict[str, Budget] = {}
         self.accounts: dict[str, Account] = {}
+        self.claims: dict[tuple[str, str], ClaimView] = {}
+        self.has_claims_api = True
+        self.runtime_classes: dict[str, str] = {}
+        """Name -> handler."""
         self.terminating: dict[str, bool] = {}
         """Namespaces that are being deleted."""
         self.events: list[Event] = []

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from driver_manager import names
-from driver_manager.core.snapshot import Identity, NodeView, Owner, PodView, Rule, Taint
+from driver_manager.core.snapshot import ClaimView, Identity, NodeView, Owner, PodView, Rule, Taint
 from driver_manager.ports import NodePatch
 from driver_manager.sim.access import STOCK_ROLE
 from driver_manager.sim.clock import SimClock
@@ -203,6 +203,14 @@ class World:
         )
         self.store.budgets[f"{namespace}/{name}"] = made
         self.controllers.sync_budget(made)
+        return made
+
+    def add_claim(
+        self, name: str, *, namespace: str = "default", drivers: frozenset[str] = frozenset({"gpu.nvidia.com"}), is_admin: bool = False
+    ) -> ClaimView:
+        """A ResourceClaim with devices of these drivers; pods name it in `PodSpec.claims`."""
+        made = ClaimView(namespace=namespace, name=name, drivers=drivers, is_admin=is_admin)
+        self.store.claims[namespace, name] = made
         return made
 
     def add_account(
