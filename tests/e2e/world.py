@@ -78,7 +78,7 @@ class StockNode:
 
     # Objects --------------------------------------------------------------------------------------------------------
 
-    def add_driver(self, kind: stock.Kind = "driver", **options: Any) -> Object:
+    def add_driver(self, kind: stock.Kind = "driver", *, grace_seconds: int | None = None, **options: Any) -> Object:
         """The driver's DaemonSet, its pod held in its init container as while this program runs; gives the DaemonSet."""
         self.kind = kind
         stock.account(self.cp, kind, self.namespace)
@@ -86,6 +86,8 @@ class StockNode:
             self.change({"metadata": {"labels": {**dict.fromkeys(stock.DRIVER_LABELS["driver"]), **stock.DRIVER_LABELS[kind]}}})
         options.setdefault("annotations", {"kubelet.sim/init-after": "never"})
         self.driver = stock.driver_daemon_set(kind, node_selector={"space": self.namespace}, **options)
+        if grace_seconds is not None:
+            self.driver["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = grace_seconds
         self.cp.create(f"/apis/apps/v1/namespaces/{self.namespace}/daemonsets", self.driver)
         self.cp.wait_for(self.driver_pods, "the driver's pod")
         return self.driver
