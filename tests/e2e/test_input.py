@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -54,6 +56,10 @@ BAD = [
 """A flag and a text that it must not take."""
 
 
+Env = Mapping[str, str | None]
+"""Changes of an environment; None takes a variable away."""
+
+
 class Prompt:
     """Runs the command with an environment of our making, and counts what reaches the API server."""
 
@@ -62,7 +68,7 @@ class Prompt:
         self.tree = folder / "tree"
         self.tree.mkdir()
 
-    def environment(self, **changes: str | None) -> dict[str, str]:
+    def environment(self, changes: Env) -> dict[str, str]:
         """A good environment with changes; None takes a variable away."""
         env: dict[str, str | None] = {
             "PATH": os.environ["PATH"],
@@ -73,14 +79,14 @@ class Prompt:
         }
         return {name: value for name, value in env.items() if value is not None}
 
-    def run(self, *words: str, timeout: float = 60.0, **changes: str | None) -> Ended:
+    def run(self, *words: str, env: Env = MappingProxyType({})) -> Ended:
         """One run to its end."""
-        return start(words, self.environment(**changes), self.folder / f"run-{next(self.numbers)}").wait(timeout)
+        return start(words, self.environment(env), self.folder / f"run-{next(self.numbers)}").wait()
 
-    def refused(self, *words: str, code: int = 78, **changes: str | None) -> Ended:
+    def refused(self, *words: str, code: int = 78, env: Env = MappingProxyType({})) -> Ended:
         """One run that must end with a code and without a request."""
         mark = self.cp.audit_mark()
-        ended = self.run(*words, **changes).require(code)
+        ended = self.run(*words, env=env).require(code)
         assert [event["requestURI"] for event in self.cp.audit(mark) if event.get("userAgent", "").startswith("driver-manager")] == []
         assert any(line.lower().startswith("error: ") for line in ended.err.splitlines()), ended.err
         assert "Traceback" not in ended.err
@@ -96,22 +102,22 @@ def prompt(control_plane: ControlPlane, tmp_path: Path) -> Prompt:
 def test_every_bad_flag_and_variable(prompt: Prompt) -> None:
     """N59: each unparsable flag and variable is refused by name, value and origin, before any request."""
     for flag, text in BAD:
-        env = {"drain-timeout-seconds": "DRAIN_TIMEOUT_SECONDS"}.get(flag, flag.upper().replace("-", "_"))
+        variable = {"drain-timeout-seconds": "DRAIN_TIMEOUT_SECONDS"}.get(flag, flag.upper().replace("-", "_"))
         by_flag = prompt.refused("uninstall_driver", f"--{flag}={text}")
         assert by_flag.said(f"--{flag}", repr(text), "flag"), by_flag.err
-        by_variable = prompt.refused("uninstall_driver", **{env: text})
-        assert by_variable.said(flag, repr(text), f"environment {env}"), by_variable.err
+        by_variable = prompt.refused("uninstall_driver", env={variable: text})
+        assert by_variable.said(flag, repr(text), f"environment {variable}"), by_variable.err
 
 
 @pytest.mark.parametrize("command", ["plan", "status", "restore", "preflight_check"])
 def test_bad_values_of_the_other_commands(prompt: Prompt, command: str) -> None:
     """N59: every command reads the same settings and refuses the same words."""
-    assert prompt.refused(command, DRAIN_TIMEOUT_SECONDS="soon").said("'soon'", "environment DRAIN_TIMEOUT_SECONDS")
+    assert prompt.refused(command, env={"DRAIN_TIMEOUT_SECONDS": "soon"}).said("'soon'", "environment DRAIN_TIMEOUT_SECONDS")
 
 
 def test_bad_flag_beside_a_good_variable(prompt: Prompt) -> None:
     """N59: a flag wins over the environment, so a bad flag is refused even where the variable is good."""
-    assert prompt.refused("uninstall_driver", "--drain-timeout-seconds", "x", DRAIN_TIMEOUT_SECONDS="5m").said("flag")
+    assert prompt.refused("uninstall_driver", "--drain-timeout-seconds", "x", env={"DRAIN_TIMEOUT_SECONDS": "5m"}).said("flag")
 
 
 @pytest.mark.parametrize(
@@ -140,8 +146,8 @@ def test_unknown_words(prompt: Prompt, words: tuple[str, ...]) -> None:
 def test_no_node_name(prompt: Prompt) -> None:
     """Decision 24: without NODE_NAME no command that needs a node goes on."""
     for command in ("uninstall_driver", "restore", "plan", "status"):
-        assert prompt.refused(command, NODE_NAME=None).said("NODE_NAME")
-    prompt.refused("uninstall_driver", NODE_NAME="")
+        assert prompt.refused(command, env={"NODE_NAME": None}).said("NODE_NAME")
+    prompt.refused("uninstall_driver", env={"NODE_NAME": ""})
 
 
 def test_no_kubeconfig(prompt: Prompt) -> None:
@@ -151,8 +157,8 @@ def test_no_kubeconfig(prompt: Prompt) -> None:
     empty.write_text("")
     partial.write_text('{"apiVersion": "v1", "kind": "Config", "current-context": "nowhere", "clusters": [], "contexts": [], "users": []}')
     for path in (prompt.folder / "missing", broken, empty, partial, prompt.folder):
-        assert prompt.refused("uninstall_driver", KUBECONFIG=str(path)).said(str(path)), path
-    prompt.refused("uninstall_driver", KUBECONFIG=None)
+        assert prompt.refused("uninstall_driver", env={"KUBECONFIG": str(path)}).said(str(path)), path
+    prompt.refused("uninstall_driver", env={"KUBECONFIG": None})
 
 
 def test_bare_help(prompt: Prompt) -> None:
@@ -164,14 +170,14 @@ def test_bare_help(prompt: Prompt) -> None:
 def test_no_such_node(prompt: Prompt) -> None:
     """Decision 24: a node that is not there is a bad setting, 78, and is named."""
     for command in ("uninstall_driver", "restore", "plan", "status", "preflight_check"):
-        ended = prompt.run(command, NODE_NAME="no-such-node").require(78)
+        ended = prompt.run(command, env={"NODE_NAME": "no-such-node"}).require(78)
         assert "no-such-node" in ended.err + ended.out
 
 
 def test_no_token_that_counts(prompt: Prompt) -> None:
     """Decision 24: a token that the server does not accept is 77, said at once."""
     path = prompt.cp.kubeconfig("stranger", "no-such-token")
-    ended = prompt.run("uninstall_driver", KUBECONFIG=str(path)).require(77)
+    ended = prompt.run("uninstall_driver", env={"KUBECONFIG": str(path)}).require(77)
     assert ended.said("token")
 
 
@@ -179,7 +185,7 @@ def test_no_token_that_counts(prompt: Prompt) -> None:
 def test_no_api_server(prompt: Prompt) -> None:
     """Decision 24: where nobody listens a run tries for half a minute, then ends with 69 and names the server."""
     path = prompt.cp.kubeconfig("admin", server="https://127.0.0.1:9")
-    ended = prompt.run("uninstall_driver", KUBECONFIG=str(path)).require(69)
+    ended = prompt.run("uninstall_driver", env={"KUBECONFIG": str(path)}).require(69)
     assert ended.said("127.0.0.1:9")
     assert ended.wall < 40
 
@@ -210,7 +216,7 @@ GOOD: list[tuple[tuple[str, ...], dict[str, str | None], str]] = [
 def test_good_words(prompt: Prompt) -> None:
     """N59, decision 25: Go's spellings are taken before and after the command; what is in force, and from where, is said at the start."""
     for words, changes, wanted in GOOD:
-        ended = prompt.refused(*(words or ("uninstall_driver",)), NODE_NAME=None, **changes)
+        ended = prompt.refused(*(words or ("uninstall_driver",)), env={"NODE_NAME": None, **changes})
         variable, _, value = wanted.partition("=")
         assert settings_line(ended)[variable] == value, words
 
