@@ -1,0 +1,1 @@
+"""The image, built from the real Dockerfile and run without a daemon."""
