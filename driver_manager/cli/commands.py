@@ -59,6 +59,18 @@ def _open_host(settings: Settings) -> Host:
     return open_host(Path(settings.host_tree) if settings.host_tree else None, SystemClock())
 
 
+async def _unless_stopped(stop: asyncio.Event, work: Awaitable[int]) -> int:
+    """Does work that changes nothing; a signal ends it at once."""
+    task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if task.done():
+        return task.result()
+    task.cancel()
+    await asyncio.wait({task})
+    return int(Exit.AGAIN)
+
+
 async def _connect(settings: Settings) -> Cluster:
     from driver_manager.kube import connect
 
@@ -127,7 +139,7 @@ def run_plan(effective: Effective, output: str) -> int:
     settings = _begin_quietly(effective)
     _need_node(settings)
 
-    async def work(stop: asyncio.Event) -> int:
+    async def work() -> int:
         host = _open_host(settings)
         cluster = await _connect(settings)
         try:
@@ -139,7 +151,7 @@ def run_plan(effective: Effective, output: str) -> int:
         render.plan(seen, plan, output)
         return int(plan.ends_with)
 
-    return _run(work)
+    return _run(lambda stop: _unless_stopped(stop, work()))
 
 
 def run_status(effective: Effective, output: str) -> int:
@@ -147,7 +159,7 @@ def run_status(effective: Effective, output: str) -> int:
     settings = _begin_quietly(effective)
     _need_node(settings)
 
-    async def work(stop: asyncio.Event) -> int:
+    async def work() -> int:
         host = _open_host(settings)
         cluster = await _connect(settings)
         try:
@@ -159,14 +171,14 @@ def run_status(effective: Effective, output: str) -> int:
         render.status(seen, plan, output)
         return int(Exit.DONE)
 
-    return _run(work)
+    return _run(lambda stop: _unless_stopped(stop, work()))
 
 
 def run_preflight(effective: Effective, output: str) -> int:
     """Prints the checks; the exit code is that of the worst failed one."""
     settings = _begin_quietly(effective)
 
-    async def work(stop: asyncio.Event) -> int:
+    async def work() -> int:
         from driver_manager.agent.preflight import preflight, worst
         from driver_manager.cli import render
 
@@ -174,7 +186,7 @@ def run_preflight(effective: Effective, output: str) -> int:
         render.checks(checks, output)
         return int(worst(checks))
 
-    return _run(work)
+    return _run(lambda stop: _unless_stopped(stop, work()))
 
 
 def _begin_quietly(effective: Effective) -> Settings:

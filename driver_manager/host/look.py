@@ -31,6 +31,7 @@ _MODULE_FILE = re.compile(r"nvidia(?:-(?:current|open|server|tesla|legacy|\d+(?:
 """NVIDIA's own name, and those of Debian's packages, which keep several side by side."""
 _LIBRARY = re.compile(r"libnvidia-ml\.so\.(\d+(?:\.\d+)+)")
 _TRIPLET = re.compile(r".+-linux-gnu\w*")
+_FIRST_PID_NAMESPACE = "pid:[4026531836]"
 _USUAL_MODULE_FOLDERS = ("updates", "extra", "misc", "weak-updates", "kernel/drivers/video", "kernel/drivers/char")
 
 
@@ -83,9 +84,18 @@ def kernel_release(roots: Roots) -> str:
 
 
 def sees_all_processes(roots: Roots) -> bool:
-    """Whether the host's /proc knows this process by the number that it has for itself: then both count the same processes."""
+    """Whether /proc shows the processes of the whole host.
+
+    In the agent's container the host's /proc is below another root: it knows this process by the number that it has for itself only if both
+    count the same processes. Without such a root only the number of the first process namespace tells (PROC_PID_INIT_INO of the kernel).
+    """
     if roots.is_tree:
         return True
+    if roots.host == roots.own:
+        try:
+            return (roots.proc / "self/ns/pid").readlink().name == _FIRST_PID_NAMESPACE
+        except OSError:
+            return False
     return own_pid(roots) == os.getpid()
 
 

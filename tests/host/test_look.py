@@ -223,7 +223,13 @@ def test_this_machine_can_be_looked_at() -> None:
     view = look(machine_roots())
     assert view.kernel_release
     assert view.boot_id
-    assert view.sees_all_processes
+
+
+@pytest.mark.parametrize(("namespace", "sees_all"), [("pid:[4026531836]", True), ("pid:[4026532777]", False)])
+def test_without_a_host_root_the_process_namespace_tells(tree: Tree, namespace: str, sees_all: bool) -> None:
+    """A container without hostPID and without /host sees its own processes alone, and must not take them for all."""
+    tree.link("proc/self/ns/pid", namespace)
+    assert look(Roots(host=tree.root, own=tree.root, is_tree=False)).sees_all_processes is sees_all
 
 
 def test_without_a_tree_the_machine_is_the_host(clock: Clock) -> None:

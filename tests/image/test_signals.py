@@ -87,10 +87,13 @@ def silent_server() -> Iterator[socket.socket]:
         yield server
 
 
-def test_sigterm_while_the_api_does_not_answer_ends_at_once(image: Image, tmp_path: Path, silent_server: socket.socket) -> None:
+@pytest.mark.parametrize("command", ["uninstall_driver", "preflight_check"])
+def test_sigterm_while_the_api_does_not_answer_ends_at_once(
+    image: Image, tmp_path: Path, silent_server: socket.socket, command: str
+) -> None:
     """The handlers are in place behind the start as well: waiting for a first answer is given up, with exit code 75."""
     options = kubeconfig(tmp_path / "kubeconfig", f"http://127.0.0.1:{silent_server.getsockname()[1]}")
-    with image.started("uninstall_driver", options=options) as container:
+    with image.started(command, options=options) as container:
         connection, _ = silent_server.accept()
         with connection:
             container.terminate()
