@@ -82,16 +82,19 @@ def status_text(*, phase: str, run: str, since: str, waiting: Waiting) -> str:
         if each.uid:
             entry["uid"] = each.uid
     body: dict[str, Any] = {
-        "phase": phase,
-        "reason": waiting.reason,
+        "phase": _cut(phase),
+        "reason": _cut(waiting.reason),
         "message": waiting.sentence[:_MAX_SENTENCE],
-        "since": since,
-        "run": run,
+        "since": _cut(since),
+        "run": _cut(run),
         "blockers": shown,
         "blockerCount": len(waiting.blockers),
     }
-    while len(text := json.dumps(body, separators=(",", ":"))) > MAX_STATUS_BYTES and shown:
-        shown.pop()
+    while len(text := json.dumps(body, separators=(",", ":"))) > MAX_STATUS_BYTES:
+        if shown:
+            shown.pop()
+        else:  # letters outside ASCII take up to twelve bytes each
+            body["message"] = body["message"][: len(body["message"]) // 2]
     return text
 
 
