@@ -44,7 +44,7 @@ def previous_value(annotation: str) -> str | None:
     """The label's value before our mark; None where there was none, or the annotation cannot be read."""
     try:
         body = json.loads(annotation)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     previous = body.get("previous") if isinstance(body, dict) else None
     return previous if isinstance(previous, str) else None

@@ -83,7 +83,7 @@ def decode(text: str) -> Record:
     """
     try:
         body = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadRecord(f"it is not JSON: {error}") from error
     if not isinstance(body, dict):
         raise BadRecord("it is not a JSON object")
