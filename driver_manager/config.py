@@ -52,8 +52,10 @@ class Settings:
 _TRUE: Final = frozenset({"1", "t", "T", "true", "TRUE", "True"})
 _FALSE: Final = frozenset({"0", "f", "F", "false", "FALSE", "False"})
 _UNITS: Final = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_DURATION_PART: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
-_PLAIN_SECONDS: Final = re.compile(r"\d+(?:\.\d+)?")
+_DURATION_PART: Final = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|ms|s|m|h)")
+_PLAIN_SECONDS: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?")
+_LONGEST: Final = 2**63 / 1e9
+"""Seconds that a Go duration can hold, about 292 years."""
 _LABEL_KEY: Final = re.compile(r"(?:[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _MODULE: Final = re.compile(r"[A-Za-z0-9_]+")
 _NAME: Final = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?")
@@ -80,11 +82,15 @@ def parse_duration(text: str) -> float:
     """
     allowed = "allowed are 0, a number of seconds, or a duration such as 300s, 5m or 1h30m, never below 0"
     if _PLAIN_SECONDS.fullmatch(text):
-        return float(text)
-    parts = _DURATION_PART.findall(text)
-    if not parts or "".join(number + unit for number, unit in parts) != text:
-        raise ValueError(allowed)
-    return sum(float(number) * _UNITS[unit] for number, unit in parts)
+        seconds = float(text)
+    else:
+        parts = _DURATION_PART.findall(text)
+        if not parts or "".join(number + unit for number, unit in parts) != text:
+            raise ValueError(allowed)
+        seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+    if seconds >= _LONGEST:
+        raise ValueError(f"{allowed}; this one is longer than 292 years")
+    return seconds
 
 
 def duration_words(seconds: float) -> str:
@@ -119,6 +125,13 @@ def _one_of(*words: str) -> Callable[[str], str]:
     return parse
 
 
+def _selector(text: str) -> Selector:
+    try:
+        return parse_selector(text)
+    except ValueError as error:
+        raise ValueError(f"{error}; allowed is what kubectl --selector takes, such as app=web,tier in (a,b),!canary") from error
+
+
 def _modules(text: str) -> tuple[str, ...]:
     names = tuple(name.strip().replace("-", "_") for name in text.split(",") if name.strip())
     if bad := [name for name in names if not _MODULE.fullmatch(name)]:
@@ -151,7 +164,7 @@ OPTIONS: Final = (
     Option("node_name", "node-name", "NODE_NAME", _NAME_RULE, "name of this node"),
     Option("drain_use_force", "drain-use-force", "DRAIN_USE_FORCE", parse_bool,
            "also evict pods that no controller would make again", empty=False),
-    Option("drain_pod_selector", "drain-pod-selector-label", "DRAIN_POD_SELECTOR_LABEL", parse_selector,
+    Option("drain_pod_selector", "drain-pod-selector-label", "DRAIN_POD_SELECTOR_LABEL", _selector,
            "label selector of the pods that a drain of the whole node takes; all by default", empty=Selector()),
     Option("drain_timeout", "drain-timeout-seconds", "DRAIN_TIMEOUT_SECONDS", parse_duration,
            "limit of all evictions together, from the first one on; 0 is no limit"),

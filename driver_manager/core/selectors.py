@@ -10,7 +10,7 @@ from typing import Final
 
 _NAME: Final = r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 _KEY: Final = rf"(?:[a-z0-9](?:[-a-z0-9.]{{0,251}}[a-z0-9])?/)?{_NAME}"
-_SET: Final = re.compile(rf"\s*({_KEY})\s+(in|notin)\s+\(([^()]*)\)\s*")
+_SET: Final = re.compile(rf"\s*({_KEY})\s+(in|notin)\s*\(([^()]*)\)\s*")
 _EQUALITY: Final = re.compile(rf"\s*({_KEY})\s*(==|=|!=)\s*({_NAME})?\s*")
 _EXISTENCE: Final = re.compile(rf"\s*(!?)\s*({_KEY})\s*")
 _VALUE: Final = re.compile(rf"({_NAME})?")
