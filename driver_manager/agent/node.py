@@ -3,7 +3,8 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Final, TypeVar
+from dataclasses import replace
+from typing import Any, Final, TypeVar
 
 from driver_manager.core.record import NodeChange, find_record
 from driver_manager.core.snapshot import NodeView
@@ -18,6 +19,8 @@ Result = TypeVar("Result")
 FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 10.0
 """Seconds between two tries, doubling from the first to the longest."""
+PATIENCE: Final = 10.0
+"""Seconds that a change of the world gets to come to its end when we are told to stop: a call into the kernel may never come back."""
 
 
 async def finished(work: Awaitable[Result]) -> Result:
@@ -27,10 +30,23 @@ async def finished(work: Awaitable[Result]) -> Result:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         if not task.cancelled():
-            await asyncio.wait({task})
-            if not task.cancelled() and (error := task.exception()) is not None:
-                logger.debug("ended while stopping", extra={"error": str(error)})
+            task.add_done_callback(_heard)
+            await asyncio.wait({task}, timeout=PATIENCE)
         raise
+
+
+def _heard(task: asyncio.Future[Any]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.debug("ended while stopping", extra={"error": str(error)})
+
+
+async def _within(limit: float | None, work: Awaitable[Result]) -> Result:
+    """A request that is given up after `limit` seconds: the adapter's own patience may be longer than what is left of ours."""
+    try:
+        async with asyncio.timeout(limit):
+            return await work
+    except TimeoutError:
+        raise Unreachable(f"no answer from the API server within {round(limit or 0.0, 1)} s") from None
 
 
 class NodeWriter:
@@ -38,6 +54,9 @@ class NodeWriter:
 
     def __init__(self, cluster: Cluster, clock: Clock, node: NodeView, run: str) -> None:
         self.cluster, self.clock, self.node, self.run = cluster, clock, node, run
+        self.may_tell = True
+        """Whether the status may be written on its own; not any more when the node is being put back."""
+        self._one_at_a_time = asyncio.Lock()
 
     async def refresh(self) -> NodeView:
         """Reads the node again.
@@ -64,13 +83,14 @@ class NodeWriter:
         if record is not None and record.run != self.run:
             raise TakenOver(f"run {record.run} has taken over the node {node.name}", hint="this run stops; look at that one")
 
-    async def write_once(self, change: NodeChange) -> NodeView:
-        """Changes the node only if it is still the one last seen.
+    async def write_once(self, change: NodeChange, limit: float | None = None) -> NodeView:
+        """Changes the node only if it is still the one last seen, within `limit` seconds.
 
         Raises:
-            Conflict: it is not.
+            Conflict: it is not. Unreachable: no answer in time; the change may have been made all the same.
         """
-        self.node = await finished(self.cluster.patch_node(_patch(self.node, change)))
+        async with self._one_at_a_time:
+            self.node = await finished(_within(limit, self.cluster.patch_node(_patch(self.node, change))))
         return self.node
 
     async def read(self, timeout: float) -> NodeView:
@@ -87,13 +107,13 @@ class NodeWriter:
         """
         began, pause, trouble = self.clock.now(), FIRST_PAUSE, ""
         while True:
-            wanted = 0.0
+            wanted, until = 0.0, began + timeout - self.clock.now() if timeout else None
             try:
                 if is_stale:
-                    await self.refresh()
+                    await _within(until, self.refresh())
                 if (change := build(self.node)) is None:
                     return self.node
-                return await self.write_once(change)
+                return await self.write_once(change, until)
             except Conflict as error:
                 is_stale, trouble = True, error.message
                 logger.debug("the node has changed meanwhile", extra={"what": what})
@@ -112,7 +132,17 @@ class NodeWriter:
 
     async def write_status(self, text: str | None) -> None:
         """Sets the status annotation, or takes it away, without touching anything else."""
-        self.node = await finished(self.cluster.patch_node(NodePatch(name=self.node.name, annotations={STATUS: text})))
+        async with self._one_at_a_time:
+            if not self.may_tell:
+                return
+            fresh = await finished(self.cluster.patch_node(NodePatch(name=self.node.name, annotations={STATUS: text})))
+            if _but_for_status(fresh) == _but_for_status(self.node):  # else its version would vouch for what nobody has looked at
+                self.node = fresh
+
+
+def _but_for_status(node: NodeView) -> NodeView:
+    annotations = {key: value for key, value in node.annotations.items() if key != STATUS}
+    return replace(node, resource_version="", annotations=annotations)
 
 
 def _patch(node: NodeView, change: NodeChange) -> NodePatch:
