@@ -10,12 +10,23 @@ from driver_manager.agent.together import each_of
 from driver_manager.config import duration_words
 from driver_manager.core.report import Blocker, Waiting
 from driver_manager.core.snapshot import ChangeKind, PodList, PodView
-from driver_manager.errors import Conflict, DeadlineExceeded, EvictionBlocked, NotFound, Refused, Terminating, Unreachable
+from driver_manager.errors import (
+    ClusterError,
+    Conflict,
+    DeadlineExceeded,
+    EvictionBlocked,
+    NotFound,
+    Refused,
+    Terminating,
+    Unreachable,
+)
 from driver_manager.ports import Clock, Cluster
 
 FIRST_RETRY: Final = 2.0
 """Seconds at least between two tries for one pod: a budget is not asked more often (decision 13)."""
 LONGEST_RETRY: Final = 10.0
+EVERY_TIME: Final = "Cannot evict pod as it would violate the pod's disruption budget. "
+"""How the API server begins each refusal for a budget."""
 AT_ONCE: Final = 16
 """Evictions that are under way at the same time: enough for a full node, and little for the server."""
 
@@ -26,7 +37,9 @@ class PodTracker:
     def __init__(self, cluster: Cluster, node_name: str, since: PodList) -> None:
         self._cluster, self._node_name, self._since = cluster, node_name, since
         self.present = {pod.uid: pod for pod in since.items}
-        self._changed = asyncio.Event()
+        self._gone: set[str] = set()
+        """Uids that were seen to leave: they never come back, whatever an older list says."""
+        self._waiting: set[asyncio.Future[None]] = set()
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "PodTracker":
@@ -36,21 +49,31 @@ class PodTracker:
     async def __aexit__(self, *_: object) -> None:
         assert self._task is not None
         self._task.cancel()
-        with suppress(asyncio.CancelledError):
+        with suppress(asyncio.CancelledError, ClusterError):  # whoever waited for a change has heard of an error
             await self._task
 
     async def _follow(self) -> None:
         async for change in self._cluster.pod_changes(self._node_name, self._since):
             if change.kind is ChangeKind.GONE:
                 self.present.pop(change.pod.uid, None)
+                self._gone.add(change.pod.uid)
             else:
                 self.present[change.pod.uid] = change.pod
-            self._changed.set()
+            self._tell()
 
     def update(self, pods: PodList) -> None:
-        """Takes in a newer list."""
-        self.present = {pod.uid: pod for pod in pods.items}
-        self._changed.set()
+        """Takes in a list, which may be older than what the watch has told since."""
+        self.present = {pod.uid: pod for pod in pods.items if pod.uid not in self._gone}
+        self._tell()
+
+    async def refresh(self) -> None:
+        """Lists the pods once more."""
+        self.update(await self._cluster.pods_on(self._node_name))
+
+    def _tell(self) -> None:
+        for waiting in self._waiting:
+            if not waiting.done():
+                waiting.set_result(None)
 
     async def next_change(self, clock: Clock, at_most: float) -> None:
         """Returns at the next change of any pod, else after `at_most` seconds.
@@ -59,19 +82,21 @@ class PodTracker:
             Forbidden: the watch is over for good.
         """
         assert self._task is not None
-        self._changed.clear()
-        waits = [asyncio.create_task(self._changed.wait()), asyncio.create_task(clock.sleep(at_most))]
+        changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.add(changed)  # at once, so that no change falls between the look before and the wait
+        sleep = asyncio.create_task(clock.sleep(at_most))
         try:
-            await asyncio.wait({*waits, self._task}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({changed, sleep, self._task}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for wait in waits:
-                wait.cancel()
+            self._waiting.discard(changed)
+            sleep.cancel()
         if self._task.done():
             self._task.result()
 
     def among(self, pods: Iterable[PodView]) -> tuple[PodView, ...]:
-        """Those that are still there, as they are now; same name with another uid is somebody else."""
-        return tuple(self.present[pod.uid] for pod in pods if pod.uid in self.present)
+        """Those that still run, as they are now; same name with another uid is somebody else, and one that has ended uses nothing."""
+        there = [self.present[pod.uid] for pod in pods if pod.uid in self.present]
+        return tuple(pod for pod in there if pod.is_terminating or not pod.is_over)
 
 
 class Evictor:
@@ -140,6 +165,10 @@ class Evictor:
                 longer = min(1.5 * longer, LONGEST_RETRY)
             except Unreachable as error:
                 pause = max(1.0, error.retry_after)
+                await self._rest(pod, pause)
+                pause = 0.0
+                with suppress(Unreachable):  # the answer alone may have been lost
+                    await self._tracker.refresh()
             else:
                 self.blocked.pop(pod.uid, None)
                 self.accepted.add(pod.uid)
@@ -161,8 +190,11 @@ class Evictor:
             return float("inf")
         return max(0.0, self._began + self._limit - self._clock.now())
 
-    def check_limit(self) -> None:
+    def check_limit(self, left: Sequence[PodView] = ()) -> None:
         """Ends the run when the deadline is over.
+
+        Args:
+            left: pods that were let go and are still there.
 
         Raises:
             DeadlineExceeded: naming the pods that are still there, and the budgets.
@@ -170,9 +202,9 @@ class Evictor:
         if self.time_left() > 0:
             return
         assert self._began is not None
-        names = "; ".join(self.why(self._tracker.present[uid]) for uid in self.blocked if uid in self._tracker.present)
+        stuck = [self._tracker.present[uid] for uid in self.blocked if uid in self._tracker.present]
         raise DeadlineExceeded(
-            names or "the evicted pods to go",
+            "; ".join(self.why(pod) for pod in stuck or left) or "the pods to be evicted",
             self._clock.now() - self._began,
             hint="free the budget (more replicas, or a smaller minAvailable), delete the pod, or raise DRAIN_TIMEOUT_SECONDS",
         )
@@ -196,7 +228,9 @@ class Evictor:
 
 
 def _blocked_words(error: EvictionBlocked) -> str:
-    return f"budget {error.budget}: {error.message}" if error.budget else error.message
+    """What the server says, without the part that it says every time: there is little room, and the numbers come last."""
+    words = error.message.removeprefix(EVERY_TIME)
+    return f"budget {error.budget}: {words}" if error.budget and error.budget not in words else words
 
 
 async def wait_until_gone(
