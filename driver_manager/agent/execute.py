@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Final, assert_never
 
 from driver_manager.agent.hostwork import HostWork
-from driver_manager.agent.node import NodeWriter
+from driver_manager.agent.node import FIRST_PAUSE, LONGEST_PAUSE, NodeWriter
 from driver_manager.agent.observe import Observer
 from driver_manager.agent.pods import Evictor, PodTracker, wait_until_gone
 from driver_manager.agent.progress import Progress
@@ -38,7 +38,7 @@ from driver_manager.core.plan import (
     Unmount,
     named,
 )
-from driver_manager.core.planner import Round, plan_round
+from driver_manager.core.planner import Round, Snapshot, plan_round
 from driver_manager.core.record import (
     NodeChange,
     Phase,
@@ -52,7 +52,7 @@ from driver_manager.core.record import (
 )
 from driver_manager.core.report import Waiting, pod_blockers, status_text
 from driver_manager.core.snapshot import NodeView, PodView
-from driver_manager.errors import Conflict, DeadlineExceeded, InvariantBroken, Refused, TakenOver
+from driver_manager.errors import Conflict, DeadlineExceeded, InvariantBroken, NotFound, Refused, TakenOver, Unreachable
 from driver_manager.names import DEPLOY_DRIVER, HOST_DRIVER, PRE_INSTALLED, STATUS, UPGRADE_ENABLED, UPGRADE_REQUESTED, UPGRADE_STATE
 from driver_manager.ports import Clock, Cluster, Host
 
@@ -68,10 +68,20 @@ class Executor:
     """The state of one run while its steps are done."""
 
     def __init__(
-        self, cluster: Cluster, host: Host, clock: Clock, settings: Settings, observer: Observer, writer: NodeWriter, progress: Progress
+        self,
+        cluster: Cluster,
+        host: Host,
+        clock: Clock,
+        settings: Settings,
+        observer: Observer,
+        writer: NodeWriter,
+        progress: Progress,
+        seen: Snapshot,
     ) -> None:
         self.cluster, self.clock, self.settings = cluster, clock, settings
         self.observer, self.writer, self.progress = observer, writer, progress
+        self.seen = seen
+        """The newest snapshot."""
         self.host_work = HostWork(host, clock, settings, progress)
         self.tracker = PodTracker(cluster, settings.node_name, observer.pods)
         self.evictor = Evictor(cluster, clock, self.tracker, progress, settings.drain_timeout)
@@ -130,7 +140,7 @@ class Executor:
                 raise DeadlineExceeded(f"another tool to end its pause ({values})", waited, hint="look at the tool that set this value")
             self.progress.wait(Waiting("paused-by-another", f"another tool has paused {values} (limit {duration_words(limit)})"))
             await self.clock.sleep(2.0)
-            await self.writer.refresh()
+            await self.writer.read(WRITE_TIMEOUT)
 
     async def _await_policy_owner(self, pods: tuple[PodView, ...]) -> None:
         """Decision 1: on such a node the upgrade controller evicts; it is asked once, unless it is at it."""
@@ -222,7 +232,7 @@ class Executor:
                 self.progress.wait(waiting)
                 if work.done():
                     work.result()
-                self.evictor.check_limit()
+                self.evictor.check_limit(left)
                 await self.tracker.next_change(self.clock, min(1.0, self.evictor.time_left() + 0.001))
             await work
         finally:
@@ -240,7 +250,13 @@ class Executor:
 
     async def _await_released(self, modules: tuple[str, ...]) -> None:
         drain = self._drain if self._may_drain() else None
-        await self.host_work.await_released(modules, self._pod_names(), drain)
+        await self.host_work.await_released(modules, self._pod_names(), drain, self._has_newcomers)
+
+    def _has_newcomers(self) -> bool:
+        """Whether the watch has told of a pod that must go first: its processes would be waited for in vain."""
+        assert self.record is not None
+        seen = replace(self.seen, node=self.writer.node, pods=tuple(self.tracker.present.values()))
+        return plan_round(seen, self.settings, self.record).needs_action
 
     def _may_drain(self) -> bool:
         return self.settings.enable_auto_drain and self.writer.node.annotations.get(UPGRADE_ENABLED) != "true"
@@ -273,7 +289,7 @@ class Executor:
         """Goes on only when nobody uses the driver, by a fresh look; newcomers are another round, a bounded number of times (R1)."""
         assert self.record is not None
         for number in range(1, MAX_ROUNDS + 1):
-            seen = await self.observer.look()
+            self.seen = seen = await self._look()
             self.tracker.update(self.observer.pods)
             self._accept(seen.node)
             if off := taken_off(self.record, seen.node, paused=self.paused):
@@ -290,6 +306,20 @@ class Executor:
             self.clock.now() - self.progress.steps[0].began,
             hint="find out who starts pods on this node although it is cordoned",
         )
+
+    async def _look(self) -> Snapshot:
+        """A fresh look, through outages as long as any other call may take: too much has been done to give up at one lost answer."""
+        began, pause = self.clock.now(), FIRST_PAUSE
+        while True:
+            try:
+                return await self.observer.look()
+            except NotFound as error:
+                raise TakenOver(f"the node {self.writer.node.name} is gone from the cluster") from error
+            except Unreachable as error:
+                if self.clock.now() - began >= WRITE_TIMEOUT:
+                    raise
+                pause = min(2 * pause, LONGEST_PAUSE)
+                await self.clock.sleep(max(pause, error.retry_after))
 
     def _accept(self, node: NodeView) -> None:
         if node.uid != self.writer.node.uid:
@@ -330,7 +360,9 @@ class Executor:
             try:
                 await self.writer.write_once(change)
                 return
-            except Conflict:
+            except NotFound as error:
+                raise TakenOver(f"the node {self.writer.node.name} is gone from the cluster") from error
+            except (Conflict, Unreachable):  # of a lost answer the look shows what came of it
                 await self._look_again()
         raise DeadlineExceeded("the node to stand still for one write", 0.0, hint="find out who writes this node all the time")
 
@@ -344,20 +376,21 @@ class Executor:
         """
         ours = self.record.run if self.record is not None else None
         reported: tuple[str, ...] = ()
+        undone: Record | None = None
+        self.writer.may_tell = False
 
         def build(node: NodeView) -> NodeChange | None:
-            nonlocal reported
+            nonlocal reported, undone
             found = find_record(node).record
             if found is not None and ours is not None and found.run != ours and found != self.adopted:
                 raise TakenOver(f"run {found.run} has taken over the node {node.name}")
             if found is None:
                 is_told = node.annotations.get(STATUS) == self.status_on_restore
                 return None if is_told else NodeChange(annotations={STATUS: self.status_on_restore})
-            undo = undo_record(found, node)
+            undo, undone = undo_record(found, node), found
             reported = undo.left_alone
             return replace(undo.change, annotations={**undo.change.annotations, STATUS: self.status_on_restore})
 
-        undone = self.record or find_record(self.writer.node).record
         await self.writer.write(build, "putting the node back", limit)
         for sentence in reported:
             self.progress.warn("left as it is", what=sentence)

@@ -1,6 +1,7 @@
 """The steps that change the host, and the wait until nobody holds it."""
 
 from collections.abc import Awaitable, Callable, Collection
+from contextlib import suppress
 from typing import Final, assert_never
 
 from driver_manager.agent.node import finished
@@ -62,14 +63,19 @@ class HostWork:
         return not scan.holders and not used_modules(host.modules, modules)
 
     async def await_released(
-        self, modules: tuple[str, ...], pod_names: dict[str, str], drain: Callable[[], Awaitable[None]] | None
+        self,
+        modules: tuple[str, ...],
+        pod_names: dict[str, str],
+        drain: Callable[[], Awaitable[None]] | None,
+        has_newcomers: Callable[[], bool],
     ) -> None:
-        """Waits until nothing holds a GPU.
+        """Waits until nothing holds a GPU, or somebody has come who has to be freed of it first.
 
         Args:
             modules: to be unloaded.
             pod_names: pod uid -> `namespace/name`, of pods that are or were there.
             drain: what to do, once, when something still holds a GPU after a while; None to only wait.
+            has_newcomers: whether new pods use the driver; then this ends, and the look that follows makes them another round.
 
         Raises:
             DeadlineExceeded: naming who holds it.
@@ -77,7 +83,7 @@ class HostWork:
         limit, began = self._settings.holder_timeout, self._clock.now()
         while True:
             scan, host = await together(self._host.holders(), self._host.look())
-            if self.is_released(host, scan, modules):
+            if self.is_released(host, scan, modules) or has_newcomers():
                 return
             waited = self._clock.now() - began
             blockers = holder_blockers(scan, used_modules(host.modules, modules), pod_names)
@@ -107,8 +113,18 @@ class HostWork:
                 if limit and waited >= limit:
                     raise await self._still_in_use(name, waited) from error
                 self._progress.wait(Waiting("module-in-use", f"{error.message} (limit {duration_words(limit)})"))
+            await self._unload_holders(name)
             await self._clock.sleep(pause)
             pause = min(2 * pause, LONGEST_RETRY)
+
+    async def _unload_holders(self, name: str) -> None:
+        """Driver modules that were loaded on top of this one since the plan was made: the kernel loads some on demand."""
+        host = await self._host.look()
+        holders = host.modules[name].holders if name in host.modules else frozenset()
+        for holder in self.modules_to_unload(host):
+            if holder in holders:
+                with suppress(ModuleInUse):
+                    await finished(self._host.unload_module(holder, CALL_TIMEOUT))
 
     async def _still_in_use(self, name: str, waited: float) -> DeadlineExceeded:
         scan, host = await together(self._host.holders(), self._host.look())

@@ -63,6 +63,10 @@ class Agent:
         self.observer = Observer(cluster, host, clock, settings)
         self.executor: Executor | None = None
         self._grace = DEFAULT_GRACE
+        self._stopped_at: float | None = None
+        """When a signal came."""
+        self._is_ending = False
+        """Whether the node is being put back after a failure: a signal lets that go on as long as there is time."""
 
     # Ways in --------------------------------------------------------------------------------------------------------
 
@@ -92,12 +96,18 @@ class Agent:
         stopped = asyncio.ensure_future(stop.wait())
         try:
             await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            self._stopped_at = self.clock.now()
+            if not task.done() and self._is_ending:
+                await asyncio.wait({task}, timeout=self._time_to_stop())
         finally:
             stopped.cancel()
             if not task.done():
                 task.cancel()
         with suppress(asyncio.CancelledError):
             return await task
+        if self._is_ending:
+            hint = "run `driver-manager restore` on the node"
+            return Outcome(Exit.AGAIN, "stopped by a signal while the node was being put back", hint, is_put_back=False)
         return Outcome(Exit.AGAIN, "stopped by a signal before anything was changed")
 
     async def _locked(self, work: Coroutine[Any, Any, Outcome]) -> Outcome:
@@ -114,15 +124,25 @@ class Agent:
         try:
             return await work
         except DriverManagerError as error:
-            return await self._put_back(error, self.settings.restore_timeout)
+            failure = error
         except asyncio.CancelledError:
             if self.executor is not None and self.executor.is_marked:
                 return Outcome(Exit.HOST_DRIVER, "the driver belongs to the host; the node is marked so")
-            task = asyncio.current_task()
-            assert task is not None
+            failure = Interrupted("stopped by a signal", hint="the next run starts from the beginning")
+        self._is_ending = True
+        task = asyncio.current_task()
+        while task is not None and task.cancelling():  # also where an error came at the same moment and hid the signal
             task.uncancel()
-            limit = max(1.0, self._grace - GRACE_MARGIN)
-            return await self._put_back(Interrupted("stopped by a signal", hint="the next run starts from the beginning"), limit)
+        return await self._put_back(failure, self.settings.restore_timeout if self._stopped_at is None else self._time_to_stop())
+
+    def _time_to_stop(self) -> float:
+        """Seconds until our pod's grace period is nearly over (decision 23): the deletion's own, where the watch has told it."""
+        grace = self._grace
+        if self.executor is not None:
+            own = self.executor.tracker.present.get(self.cluster.identity.pod_uid)
+            grace = float(own.grace_seconds) if own is not None and own.is_terminating else grace
+        began = self.clock.now() if self._stopped_at is None else self._stopped_at
+        return max(1.0, began + grace - GRACE_MARGIN - self.clock.now())
 
     async def _uninstall(self) -> Outcome:
         for _ in range(MAX_TURNS):
@@ -148,7 +168,7 @@ class Agent:
 
     def _executor(self, seen: Snapshot) -> Executor:
         writer = NodeWriter(self.cluster, self.clock, seen.node, self.observer.run)
-        return Executor(self.cluster, self.host, self.clock, self.settings, self.observer, writer, self.progress)
+        return Executor(self.cluster, self.host, self.clock, self.settings, self.observer, writer, self.progress, seen)
 
     async def _run_steps(self, plan: Plan) -> None:
         executor = self.executor
@@ -210,6 +230,9 @@ class Agent:
             with suppress(ClusterError):
                 await executor.writer.write_status(status)
             return Outcome(error.exit_code, error.message, error.hint)
+        if isinstance(error, DeadlineExceeded) and self.progress.steps and isinstance(self.progress.steps[-1].step, RestoreNode):
+            hint = "run `driver-manager restore` on the node"  # that was the time it had
+            return Outcome(error.exit_code, error.message, hint, is_put_back=False)
         executor.status_on_restore = status
         try:
             with self.progress.step(RestoreNode()):

@@ -6,6 +6,7 @@ Refusals come first (R5), then the ways that disturb nobody (R11), then the full
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from driver_manager.config import Settings
 from driver_manager.core.consumers import Action, PodPolicy, Verdict, drain_verdict, verdicts
@@ -57,11 +58,16 @@ from driver_manager.names import (
     DRIVER_COMPONENTS,
     HOST_DRIVER,
     PRE_INSTALLED,
+    READY_MARKERS,
     STATE_FILE,
     UPGRADE_ENABLED,
     VALIDATIONS,
 )
 from driver_manager.operands import OPERANDS, Turn
+
+NVIDIA: Final = "0x10de"
+MELLANOX: Final = "0x15b3"
+"""PCI vendors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +130,7 @@ def _plan_by_driver(seen: Snapshot, settings: Settings, record: Record | None) -
             Exit.CANNOT_UNLOAD,
         )
     if not seen.host.is_loaded:
-        return _plan_nothing_loaded(seen, settings, unmark, undo)
+        return _plan_nothing_loaded(seen, settings, record, unmark, undo)
     if why := _unchanged(seen.host, settings, record):
         steps = (
             *unmark,
@@ -187,22 +193,25 @@ def _why_full(host: HostView, settings: Settings) -> str:
     return f"{loaded} with {have}, wanted is digest {settings.driver_config_digest}"
 
 
-def _plan_nothing_loaded(seen: Snapshot, settings: Settings, unmark: tuple[Step, ...], undo: tuple[Step, ...]) -> Plan:
+def _plan_nothing_loaded(
+    seen: Snapshot, settings: Settings, record: Record | None, unmark: tuple[Step, ...], undo: tuple[Step, ...]
+) -> Plan:
     host = seen.host
-    if (passed := [each.address for each in host.pci if each.driver and "vfio" in each.driver]) and not seen.wants_vfio:
+    passed = [each.address for each in host.pci if each.vendor == NVIDIA and each.driver and "vfio" in each.driver]
+    if passed and not seen.wants_vfio:
         sentence = f"the GPUs {', '.join(passed)} are bound to vfio, and this version cannot unbind them yet"
         return _refused(sentence, "unbind them by hand: echo ADDRESS > /sys/bus/pci/devices/ADDRESS/driver/unbind", Exit.BUG)
     if NOUVEAU in host.modules and (plan := _cannot_unload(host)) is not None:
         return plan
     steps = (
         *unmark,
-        *_files(host, with_state=True),
+        *_files_there(host),
         *_unmounts(host, is_detach_at_once=True),
         *_pid_file(host),
         *((UnloadModule(NOUVEAU),) if NOUVEAU in host.modules else ()),
         *_network_driver(host, settings),
         ProveFree(with_modules=True),
-        *_recycle(seen, None),
+        *_recycle(seen, record),
         *undo,
     )
     because = "no NVIDIA driver is loaded, so nobody has to go"
@@ -309,7 +318,7 @@ def _full_steps(
         AwaitReleased(modules),
         LookAgain(),
         BeginUnload(),
-        *_files(host, with_state=True),
+        RemoveFiles((f"/{STATE_FILE}", *(f"/{VALIDATIONS}/{name}" for name in READY_MARKERS))),  # operands may still have made some
         *(UnloadModule(name) for name in modules),
         *_unmounts(host, is_detach_at_once=False),
         *_pid_file(host),
@@ -408,8 +417,9 @@ def _pods(decided: Sequence[Verdict], action: Action) -> tuple[PodView, ...]:
 # Parts that several ways share --------------------------------------------------------------------------------------
 
 
-def _files(host: HostView, *, with_state: bool) -> tuple[Step, ...]:
-    paths = [f"/{STATE_FILE}"] if with_state and host.state_digest is not None else []
+def _files_there(host: HostView) -> tuple[Step, ...]:
+    """The state file and the ready markers that are there, on a way that nobody can make them on meanwhile."""
+    paths = [f"/{STATE_FILE}"] if host.state_digest is not None else []
     paths += [f"/{VALIDATIONS}/{name}" for name in host.markers]
     return (RemoveFiles(tuple(paths)),) if paths else ()
 
@@ -425,7 +435,7 @@ def _pid_file(host: HostView) -> tuple[Step, ...]:
 
 def _network_driver(host: HostView, settings: Settings) -> tuple[Step, ...]:
     """GPU pods that use RDMA need the network driver up before the new GPU driver loads; after the unload (N26)."""
-    if settings.gpu_direct_rdma_enabled and any(each.vendor == "0x15b3" for each in host.pci):
+    if settings.gpu_direct_rdma_enabled and any(each.vendor == MELLANOX for each in host.pci):
         return (AwaitNetworkDriver(settings.use_host_mofed),)
     return ()
 
@@ -446,7 +456,12 @@ class Round:
     @property
     def is_clear(self) -> bool:
         """Whether nobody uses the driver."""
-        return not (self.evict or self.leaving or self.left_to_owner or self.other_drivers or self.refused)
+        return not (self.needs_action or self.leaving)
+
+    @property
+    def needs_action(self) -> bool:
+        """Whether somebody uses it who does not go by himself."""
+        return bool(self.evict or self.left_to_owner or self.other_drivers or self.refused)
 
 
 def plan_round(seen: Snapshot, settings: Settings, record: Record) -> Round:
