@@ -1,6 +1,7 @@
 """The live view of a run on a terminal: the steps so far, and what the current one waits for."""
 
 import logging
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -30,12 +31,14 @@ class LiveView:
         self._live.__enter__()
         self._level = logging.getLogger().level
         logging.getLogger().setLevel(max(self._level, logging.WARNING))
+        _log_to_standard_error()
         return self._draw
 
     def __exit__(self, *error: Any) -> None:
         if self._live is not None:
             logging.getLogger().setLevel(self._level)
             self._live.__exit__(*error)
+            _log_to_standard_error()
 
     def _draw(self, progress: Progress) -> None:
         self._progress = progress
@@ -52,6 +55,13 @@ class LiveView:
         for wait in self._progress.waits.values():
             table.add_row(_wait_line(wait.waiting.text, now - wait.began))
         return table
+
+
+def _log_to_standard_error() -> None:
+    """Points the log at what standard error is now: while the view is on it is a stand-in that prints above the view, not into it."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.StreamHandler):
+            handler.setStream(sys.stderr)
 
 
 def _line(state: StepState, now: float) -> Any:
