@@ -32,9 +32,11 @@ def _console() -> Any:
 
 
 def _verdict_table(title: str, verdicts: tuple[Verdict, ...]) -> Any:
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table("Pod", "Verdict", "Reason", "Why", "What would change it", title=title, title_justify="left")
+    names = ("Pod", "Verdict", "Reason", "Why", "What would change it")
+    columns = [Column(name, overflow="fold") for name in names]  # a name that is cut off names nothing
+    table = Table(*columns, title=title, title_justify="left")
     for each in sorted(verdicts, key=lambda each: (each.action is Action.KEEP, each.action, each.pod.ref)):
         table.add_row(each.pod.ref, f"[{COLOURS[each.action]}]{each.action}[/]", each.reason, each.sentence, each.setting)
     return table
