@@ -116,11 +116,13 @@ def _live(settings: Settings) -> AbstractContextManager[Callable[[Progress], Non
 
 
 def report(outcome: Outcome) -> int:
-    """Says how a run ended, and gives its exit code."""
-    level = logging.INFO if outcome.code is Exit.DONE else logging.ERROR
-    logger.log(level, "end", extra={"exit": int(outcome.code), "result": outcome.sentence, "put_back": outcome.is_put_back})
-    if outcome.code is not Exit.DONE:
+    """Says how a run ended, once: in plain words on a terminal where it failed, else as the log's last line. Gives its exit code."""
+    is_done = outcome.code is Exit.DONE
+    if not is_done and sys.stderr.isatty():
         show_error(outcome.sentence, outcome.hint)
+    else:
+        told = {"exit": int(outcome.code), "result": outcome.sentence, "put_back": outcome.is_put_back}
+        logger.log(logging.INFO if is_done else logging.ERROR, "end", extra=told | ({"hint": outcome.hint} if outcome.hint else {}))
     return int(outcome.code)
 
 
