@@ -237,6 +237,7 @@ class Executor:
             await work
         finally:
             work.cancel()
+            await asyncio.gather(work, return_exceptions=True)  # no eviction is on its way when the node is put back, and no error unheard
 
     async def _await_operands(self, pods: Sequence[PodView]) -> None:
         limit = self.settings.operand_timeout
