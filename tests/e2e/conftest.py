@@ -17,6 +17,9 @@ def node(control_plane: ControlPlane, namespace: str, tmp_path: Path) -> Iterato
     made = StockNode(control_plane, namespace, tmp_path)
     yield made
     made.remove()
+    for run in made.running:
+        text = run.error_text()
+        assert not any(word in text for word in ("Traceback", "never retrieved", "never awaited")), text[-4000:]
 
 
 @pytest.fixture
