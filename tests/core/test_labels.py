@@ -17,7 +17,7 @@ CUSTOM = "example.com/gpu"
 
 @pytest.mark.parametrize(
     ("value", "original"),
-    [(PAUSED, "true"), (f"x_{PAUSED}", "x"), (f"{PAUSED}_x", "x"), (f"x{PAUSED}", "x"), (f"_x__{PAUSED}", "x"), 
+    [(PAUSED, "true"), (f"x_{PAUSED}", "x"), (f"{PAUSED}_x", "x"), (f"x{PAUSED}", "x"), (f"_x__{PAUSED}", "x"),
      (f"pre-installed_{PAUSED}", "pre-installed"),
      (f"False_{PAUSED}", "False"), (f"{PAUSED}_{PAUSED}", "")],
 )  # fmt: skip
