@@ -1,5 +1,6 @@
 """An API server that is away, slow, or loses answers."""
 
+import asyncio
 import random
 from itertools import pairwise
 
@@ -7,6 +8,7 @@ import pytest
 
 from driver_manager import names
 from driver_manager.agent.node import NodeWriter
+from driver_manager.agent.pods import PodTracker
 from driver_manager.core.record import NodeChange
 from driver_manager.core.snapshot import NodeView
 from driver_manager.errors import Conflict, Unreachable
@@ -148,7 +150,7 @@ def test_a_lost_answer_of_an_eviction() -> None:
                 when=When.AFTER,
                 where=lambda call, name=name: str(call.args["pod"]).startswith(name),  # type: ignore[misc]
             )
-        stage.later(0.02, lambda: stage.world.server.break_watches(15.0))
+        stage.world.faults.on("evict", Do(lambda: stage.world.server.break_watches(15.0)), where=lambda call: not call.args["dry_run"])
         run = await stage.run()
         assert run.code == 0
         await stage.assert_put_back()
@@ -281,5 +283,42 @@ def test_a_status_write_vouches_for_nothing() -> None:
 
         await writer.write(build, "test", 10.0)
         assert stage.world.node(NODE).annotations["ours"] == "3"
+
+    play(story)
+
+
+def test_a_status_that_waits_its_turn_comes_too_late() -> None:
+    """R4: a status that waited for another write of the node is dropped when the node is being put back by then."""
+
+    async def story(stage: Stage) -> None:
+        life = stage.scenario.life()
+        writer = NodeWriter(life.cluster, life.clock, await life.cluster.node(NODE), "run")
+        stage.world.faults.on("patch_node", Delay(3.0))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(writer.write_once(NodeChange(annotations={"ours": "1"})))
+            await life.clock.sleep(1.0)
+            group.create_task(writer.write_status("late"))
+            await life.clock.sleep(1.0)
+            writer.may_tell = False
+        assert stage.world.node(NODE).annotations == {"ours": "1"}
+
+    play(story)
+
+
+def test_an_old_list_brings_nobody_back() -> None:
+    """A list that was made before the watch told of a pod's end does not make the pod present again."""
+
+    async def story(stage: Stage) -> None:
+        life = stage.scenario.life()
+        pod = gpu_pod(stage.world, "brief-0")
+        old = await life.cluster.pods_on(NODE)
+        async with PodTracker(life.cluster, NODE, old) as tracker:
+            assert pod.uid in tracker.present
+            stage.world.delete_pod(pod, 0)
+            await tracker.next_change(life.clock, 5.0)
+            assert pod.uid not in tracker.present
+            tracker.update(old)
+            assert pod.uid not in tracker.present
+            assert tracker.present
 
     play(story)
