@@ -67,6 +67,10 @@ class Running:
         """SIGTERM."""
         self.process.send_signal(signal.SIGTERM)
 
+    def interrupt(self) -> None:
+        """SIGINT, as Ctrl-C does."""
+        self.process.send_signal(signal.SIGINT)
+
     def wait(self, timeout: float = ENDS) -> Ended:
         """Its end.
 

@@ -93,6 +93,22 @@ def test_told_to_end_while_something_hangs(busy_node: StockNode, api_proxy: ApiP
     assert busy_node.annotation(RECORD) is None
 
 
+def test_interrupted_by_an_impatient_person(busy_node: StockNode, api_proxy: ApiProxy) -> None:
+    """R4: Ctrl-C, and again and a SIGTERM while the node is being put back: it is put back all the same, once."""
+    before = busy_node.surface()
+    run = after_unload(busy_node, api_proxy)
+    restore = api_proxy.on("patch", r"/nodes/").hold_request()
+    run.interrupt()
+    busy_node.tree.faults()
+    restore.wait_hit()
+    run.interrupt()
+    run.terminate()
+    api_proxy.clear()
+    run.wait(GRACE).require(75)
+    busy_node.wait_surface(before)
+    assert busy_node.annotation(RECORD) is None
+
+
 def test_told_to_end_while_waiting_for_a_budget(busy_node: StockNode) -> None:
     """R4: SIGTERM in a long wait ends it at once, the node is as before, and its status says so."""
     busy_node.add_budget("train", 3)

@@ -87,6 +87,21 @@ def test_node_goes_in_mid_run(busy_node: StockNode, api_proxy: ApiProxy, is_made
         assert busy_node.annotation(RECORD) is None
 
 
+def test_node_goes_while_the_driver_is_unloaded(busy_node: StockNode) -> None:
+    """Decision 6: a node that goes in the middle of the unload ends the run with 75, and nothing is written on another of its name."""
+    busy_node.tree.faults({"call": "delete_module", "hold": True})
+    run = busy_node.start("uninstall_driver")
+    busy_node.wait_held("delete_module")
+    labels = busy_node.node()["metadata"]["labels"]
+    busy_node.cp.delete(busy_node.path)
+    busy_node.cp.create("/api/v1/nodes", node_manifest(busy_node.name, gpus=64, labels=labels))
+    before = busy_node.surface()
+    busy_node.tree.faults()
+    run.wait(40).require(75)
+    assert busy_node.surface()["labels"] == before["labels"]
+    assert busy_node.annotation(RECORD) is None
+
+
 def test_record_of_another_node(busy_node: StockNode) -> None:
     """Decision 6: a record that was copied from another node does not count; it is reported and replaced."""
     record = {
