@@ -173,7 +173,7 @@ def test_rehearsal_is_said_loudly(node: StockNode) -> None:
         assert node.run(command).require(0).said(str(node.tree.root)), command
 
 
-def test_waits_are_repeated(busy_node: StockNode) -> None:
+def test_story_of_a_run(busy_node: StockNode) -> None:
     """Issue 3: each step is a line when it begins and one when it ends, and a final line has the verdict, all JSON on request."""
     ended = busy_node.run().require(0)
     assert all(line.startswith("{") for line in ended.err.splitlines())
