@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from driver_manager.core.selectors import Selector, parse_selector
 from driver_manager.errors import ConfigError
-from driver_manager.names import KEEP_OFF_TAINT
+from driver_manager.names import GPU_RESOURCE_PREFIXES, GPU_RUNTIME_HANDLERS, KEEP_OFF_TAINT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +34,12 @@ class Settings:
     force_reinstall: bool = False
     driver_config_digest: str = ""
     keep_off_taint_key: str = KEEP_OFF_TAINT
+    gpu_resource_prefixes: tuple[str, ...] = GPU_RESOURCE_PREFIXES
+    gpu_runtime_handlers: frozenset[str] = GPU_RUNTIME_HANDLERS
+    consumer_selector: Selector = field(default_factory=Selector)
+    hidden_consumers: str = "evict"
+    policy_owned_consumers: str = "free"
+    force_delete_stuck_pods: bool = False
     unload_also: tuple[str, ...] = ()
     busy_mounts: str = "detach"
     operand_timeout: float = 300.0
@@ -57,6 +63,8 @@ _PLAIN_SECONDS: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _LONGEST: Final = 2**63 / 1e9
 """Seconds that a Go duration can hold, about 292 years."""
 _LABEL_KEY: Final = re.compile(r"(?:[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_PREFIX: Final = re.compile(r"[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9][-A-Za-z0-9_.]*")
+_HANDLER: Final = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,62}[a-z0-9])?")
 _MODULE: Final = re.compile(r"[A-Za-z0-9_]+")
 _NAME: Final = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?")
 
@@ -139,6 +147,20 @@ def _modules(text: str) -> tuple[str, ...]:
     return names
 
 
+def _prefixes(text: str) -> tuple[str, ...]:
+    prefixes = tuple(part.strip() for part in text.split(",") if part.strip())
+    if not prefixes or not all(_PREFIX.fullmatch(prefix) for prefix in prefixes):
+        raise ValueError("allowed are beginnings of resource names with a domain, such as nvidia.com/gpu, separated by commas")
+    return prefixes
+
+
+def _handlers(text: str) -> frozenset[str]:
+    handlers = frozenset(part.strip() for part in text.split(",") if part.strip())
+    if not all(_HANDLER.fullmatch(handler) for handler in handlers):
+        raise ValueError("allowed are names of runtime handlers separated by commas")
+    return handlers
+
+
 # The table ----------------------------------------------------------------------------------------------------------
 
 
@@ -191,6 +213,18 @@ OPTIONS: Final = (
            "rehearsal: a directory tree laid out like a host, instead of this machine"),
     Option("keep_off_taint_key", "keep-off-taint-key", "KEEP_OFF_TAINT_KEY", _KEY_RULE,
            "key of the taint that keeps GPU pods off meanwhile, where there is no driver DaemonSet to ask"),
+    Option("gpu_resource_prefixes", "gpu-resource-prefixes", "GPU_RESOURCE_PREFIXES", _prefixes,
+           "beginnings of resource names, separated by commas, whose users use a GPU"),
+    Option("gpu_runtime_handlers", "gpu-runtime-handlers", "GPU_RUNTIME_HANDLERS", _handlers,
+           "handlers of runtime classes, separated by commas, whose pods use a GPU; names of classes where they cannot be listed"),
+    Option("consumer_selector", "consumer-pod-selector", "CONSUMER_POD_SELECTOR", _selector,
+           "label selector of more pods that use the driver; none by default", empty=Selector()),
+    Option("hidden_consumers", "hidden-consumers", "HIDDEN_CONSUMERS", _one_of("evict", "refuse", "ignore"),
+           "what to do with pods that only the kernel shows to hold a GPU: evict, refuse or ignore"),
+    Option("policy_owned_consumers", "policy-owned-consumers", "POLICY_OWNED_CONSUMERS", _one_of("free", "wait", "refuse"),
+           "what to do, where an upgrade controller evicts GPU pods, with users of the driver that it does not know: free, wait or refuse"),
+    Option("force_delete_stuck_pods", "force-delete-stuck-pods", "FORCE_DELETE_STUCK_PODS", parse_bool,
+           "end pods without grace that are terminating for longer than their own grace and hold no finalizer", empty=False),
     Option("unload_also", "unload-also", "UNLOAD_ALSO", _modules,
            "modules of others, separated by commas, that may be removed when they hold the driver"),
     Option("busy_mounts", "busy-mounts", "BUSY_MOUNTS", _one_of("detach", "refuse"),

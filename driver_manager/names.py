@@ -19,6 +19,10 @@ HOST_DRIVER: Final = "nvidia.com/gpu-driver-manager.host-driver"
 KEEP_CORDON: Final = "nvidia.com/gpu-driver-manager.keep-cordon"
 """Node annotation, `true`: a person wants the node to stay cordoned when our own cordon ends."""
 
+NAME_LABEL: Final = "app.kubernetes.io/name"
+OWN_NAME: Final = "driver-manager"
+"""Value of NAME_LABEL on this program's own pods."""
+
 PARKED: Final = "nvidia.com/gpu-driver-manager.parked"
 """Node label and annotation: DaemonSets that an admission policy keeps off this node."""
 
@@ -75,6 +79,24 @@ DRIVER_CONTAINER: Final = "k8s-driver-manager"
 GPU_RESOURCE_PREFIXES: Final = ("nvidia.com/gpu", "nvidia.com/mig-")
 """A container whose requests or limits name a resource that begins so uses a GPU."""
 
+DRA_GROUP: Final = "resource.k8s.io"
+GPU_DRA_DRIVER: Final = "gpu.nvidia.com"
+DRA_DRIVERS: Final = frozenset({GPU_DRA_DRIVER, "compute-domain.nvidia.com"})
+"""NVIDIA's DRA drivers. One plugin pod serves both, so a claim of either needs it on the node."""
+COMPUTE_DOMAIN_LABEL: Final = "resource.nvidia.com/computeDomain"
+"""Node label that the daemons of a compute domain select."""
+NEVER_PAUSED: Final = frozenset({DEPLOY_DRIVER, DEPLOY_VGPU_MANAGER, DEPLOY_VFIO_MANAGER, DEPLOY_PREFIX + "operands"})
+"""Deploy labels of what owns the driver, and the operator's own switch."""
+
+# KubeVirt's ---------------------------------------------------------------------------------------------------------
+
+VM_LABEL: Final = "kubevirt.io"
+"""Pod label, `virt-launcher` on the pod of a virtual machine."""
+VM_NAME_LABEL: Final = "vm.kubevirt.io/name"
+
+GPU_RUNTIME_HANDLERS: Final = frozenset({"nvidia", "nvidia-cdi", "nvidia-legacy", "nvidia-experimental"})
+"""Handlers of the runtime classes that give a container the driver."""
+
 # Kubernetes' --------------------------------------------------------------------------------------------------------
 
 MIRROR: Final = "kubernetes.io/config.mirror"
@@ -84,6 +106,12 @@ CDI_PREFIX: Final = "cdi.k8s.io/"
 """Annotations that name CDI devices begin so: https://github.com/cncf-tags/container-device-interface"""
 UNSCHEDULABLE_TAINT: Final = "node.kubernetes.io/unschedulable"
 """The node lifecycle controller's own mark of a cordon: follows `spec.unschedulable` a moment later."""
+
+# PCI ----------------------------------------------------------------------------------------------------------------
+
+NVIDIA: Final = "0x10de"
+MELLANOX: Final = "0x15b3"
+"""Vendors, as sysfs writes them."""
 
 # Files on the node, below the root of the host's /run ----------------------------------------------------------------
 

@@ -8,13 +8,13 @@ from typing import Final, assert_never
 from driver_manager.agent.hostwork import HostWork
 from driver_manager.agent.node import FIRST_PAUSE, LONGEST_PAUSE, NodeWriter
 from driver_manager.agent.observe import Observer
-from driver_manager.agent.pods import Evictor, PodTracker, wait_until_gone
+from driver_manager.agent.pods import Evictor, PodTracker, Reaper, wait_until_gone
 from driver_manager.agent.progress import Progress
 from driver_manager.agent.together import together
 from driver_manager.config import Settings, duration_words
 from driver_manager.core.consumers import Action, PodPolicy, drain_verdict
 from driver_manager.core.hostdriver import mark, unmarked
-from driver_manager.core.labels import is_paused_by_another
+from driver_manager.core.labels import LabelsToPause, is_paused_by_another
 from driver_manager.core.plan import (
     AwaitForeignPause,
     AwaitNetworkDriver,
@@ -28,6 +28,7 @@ from driver_manager.core.plan import (
     PauseLast,
     PauseNode,
     ProveFree,
+    ProveNoClaims,
     RemoveFiles,
     RemovePidFile,
     RestoreNode,
@@ -38,7 +39,6 @@ from driver_manager.core.plan import (
     Unmount,
     named,
 )
-from driver_manager.core.planner import Round, Snapshot, plan_round
 from driver_manager.core.record import (
     NodeChange,
     Phase,
@@ -51,15 +51,28 @@ from driver_manager.core.record import (
     undo_record,
 )
 from driver_manager.core.report import Waiting, pod_blockers, status_text
+from driver_manager.core.rounds import Round, plan_claim_round, plan_round
+from driver_manager.core.seen import Snapshot, use_context
 from driver_manager.core.snapshot import NodeView, PodView
+from driver_manager.core.uses import driver_claims
 from driver_manager.errors import Conflict, DeadlineExceeded, InvariantBroken, NotFound, Refused, TakenOver, Unreachable
-from driver_manager.names import DEPLOY_DRIVER, HOST_DRIVER, PRE_INSTALLED, STATUS, UPGRADE_ENABLED, UPGRADE_REQUESTED, UPGRADE_STATE
+from driver_manager.names import (
+    DEPLOY_DRIVER,
+    HOST_DRIVER,
+    MIRROR_HASH,
+    PRE_INSTALLED,
+    STATUS,
+    UPGRADE_ENABLED,
+    UPGRADE_REQUESTED,
+    UPGRADE_STATE,
+)
 from driver_manager.ports import Clock, Cluster, Host
 
 MAX_ROUNDS: Final = 3
 """How often newcomers are freed again before the run gives up."""
 WRITE_TIMEOUT: Final = 60.0
 """Seconds for one change of the node while the API server does not answer; the restore has its own limit."""
+NEWCOMERS_HINT: Final = "find out who starts pods on this node although it is cordoned, and keep that off it"
 QUEUED_STATES: Final = frozenset({"", "upgrade-done", "upgrade-failed"})
 """Upgrade states in which the controller has not taken the node up, so that asking for it makes sense."""
 
@@ -91,6 +104,10 @@ class Executor:
         """The record that an earlier run had left there."""
         self.paused: dict[str, str] = {}
         """Labels paused so far."""
+        self.has_paused_last = False
+        """Whether the DRA plugin has been told to go: from then on no claim can be given back."""
+        self._names: dict[str, str] = {}
+        """Pod uid -> `namespace/name` of every pod that was ever seen in this run."""
         self.has_put_on_again = False
         self.is_marked = False
         """Whether this run has said that the host owns the driver."""
@@ -114,8 +131,10 @@ class Executor:
                 await self._pause(record, dict(labels))
             case FreePods(evict, leaving):
                 await self._free(evict, leaving)
-            case PauseLast(labels, pods):
-                await self._pause_last(dict(labels), pods)
+            case ProveNoClaims():
+                await self._prove_no_claims()
+            case PauseLast(labels, pods, evict):
+                await self._pause_last(dict(labels), pods, evict)
             case AwaitReleased(modules):
                 await self._await_released(modules)
             case LookAgain():
@@ -201,11 +220,12 @@ class Executor:
     def _blocked_pods(self) -> tuple[PodView, ...]:
         return tuple(pod for pod in self.tracker.present.values() if pod.uid in self.evictor.blocked)
 
-    async def _pause_last(self, labels: dict[str, str], pods: tuple[PodView, ...]) -> None:
+    async def _pause_last(self, labels: dict[str, str], pods: tuple[PodView, ...], evict: tuple[PodView, ...]) -> None:
         assert self.record is not None
+        self.has_paused_last = True
         self.paused |= {key: value for key, value in self.record.labels.items() if key in labels}
         await self.writer.write(self._as_recorded, "pausing what goes last", WRITE_TIMEOUT)
-        await self._free((), pods)
+        await self._free(evict, pods)
 
     def _as_recorded(self, node: NodeView) -> NodeChange | None:
         """What brings the node to what this run wants it to be; None where it is so."""
@@ -221,7 +241,16 @@ class Executor:
 
     async def _free(self, evict: Sequence[PodView], leaving: Sequence[PodView]) -> None:
         """Evictions and the waits for operands go on together."""
-        await together(self._evict(evict), self._await_operands(leaving))
+        await together(self._evict(evict), self._await_operands(leaving), self._reap((*evict, *leaving)))
+
+    async def _reap(self, pods: Sequence[PodView]) -> None:
+        """Ends pods that do not end by themselves, only where a setting asks for it."""
+        if not self.settings.force_delete_stuck_pods:
+            return
+        reaper = Reaper(self.cluster, self.clock, self.progress)
+        while left := self.tracker.among(pods):
+            await reaper.reap(left)
+            await self.tracker.next_change(self.clock, 1.0)
 
     async def _evict(self, pods: Sequence[PodView]) -> None:
         work = asyncio.ensure_future(self.evictor.evict_all(pods))
@@ -263,8 +292,9 @@ class Executor:
         return self.settings.enable_auto_drain and self.writer.node.annotations.get(UPGRADE_ENABLED) != "true"
 
     def _pod_names(self) -> dict[str, str]:
-        pods = {pod.uid: pod for pod in self.observer.pods.items} | self.tracker.present
-        return {uid: pod.ref for uid, pod in pods.items()}
+        there = {pod.uid: pod for pod in self.observer.pods.items} | self.tracker.present
+        self._names |= {pod.annotations.get(MIRROR_HASH, uid): pod.ref for uid, pod in there.items()}
+        return {uid: name if uid in self.tracker.present else f"{name}, which is gone from the API" for uid, name in self._names.items()}
 
     async def _drain(self) -> None:
         """Evicts everything that a drain of the whole node takes: the fallback that ENABLE_AUTO_DRAIN asks for.
@@ -284,11 +314,29 @@ class Executor:
         await self.evictor.try_all(evict)
         await self._free(evict, leaving)
 
+    async def _prove_no_claims(self) -> None:
+        """Goes on only when no pod needs the DRA plugin any more, by a fresh list (specification 8)."""
+        assert self.record is not None
+        last = {key: value for key, value in self.record.labels.items() if key not in self.paused}
+        labels = LabelsToPause(first=self.paused, last=last)
+        found = Round()
+        for _ in range(MAX_ROUNDS):
+            self.seen = await self._look()
+            self.tracker.update(self.observer.pods)
+            self._accept(self.seen.node)
+            found = plan_claim_round(self.seen, self.settings, self.record, labels)
+            if found.is_clear:
+                return
+            self.progress.tell("pods still hold claims", pods=named(found.pods))
+            await self._free_round(found)
+        raise DeadlineExceeded(f"all claims to be given back; {_with_owners(found)} came instead", 0.0, hint=NEWCOMERS_HINT)
+
     # Looking again --------------------------------------------------------------------------------------------------
 
     async def _look_again(self) -> None:
         """Goes on only when nobody uses the driver, by a fresh look; newcomers are another round, a bounded number of times (R1)."""
         assert self.record is not None
+        found = Round()
         for number in range(1, MAX_ROUNDS + 1):
             self.seen = seen = await self._look()
             self.tracker.update(self.observer.pods)
@@ -303,9 +351,9 @@ class Executor:
             self.progress.tell("somebody uses the driver again", round=number, pods=_round_words(found))
             await self._another_round(found, modules)
         raise DeadlineExceeded(
-            f"the node to stay free: new users came {MAX_ROUNDS} times",
+            f"the node to stay free: new users came {MAX_ROUNDS} times, the last were {_with_owners(found)}",
             self.clock.now() - self.progress.steps[0].began,
-            hint="find out who starts pods on this node although it is cordoned",
+            hint=NEWCOMERS_HINT,
         )
 
     async def _look(self) -> Snapshot:
@@ -313,7 +361,7 @@ class Executor:
         began, pause = self.clock.now(), FIRST_PAUSE
         while True:
             try:
-                return await self.observer.look()
+                return await self.observer.look(with_claims=True)
             except NotFound as error:
                 raise TakenOver(f"the node {self.writer.node.name} is gone from the cluster") from error
             except Unreachable as error:
@@ -340,6 +388,18 @@ class Executor:
         await self.writer.write(self._as_recorded, "putting on again what was taken off", WRITE_TIMEOUT)
 
     async def _another_round(self, found: Round, modules: tuple[str, ...]) -> None:
+        stuck = [pod for pod in found.pods if driver_claims(pod, use_context(self.seen, self.settings))]
+        if self.has_paused_last and stuck:
+            raise DeadlineExceeded(
+                f"the node to stay free: {named(tuple(stuck))} came with a claim after the DRA plugin had gone, and needs it to end",
+                0.0,
+                hint=NEWCOMERS_HINT,
+            )
+        await self._free_round(found)
+        await self._await_released(modules)
+
+    async def _free_round(self, found: Round) -> None:
+        """Frees the node of those that a look in mid-run found."""
         if found.refused:
             lines = "; ".join(f"pod {each.pod.ref} {each.sentence} ({each.setting})" for each in found.refused)
             raise Refused(f"a new user of the driver may not be moved: {lines}", hint=found.refused[0].setting)
@@ -348,7 +408,6 @@ class Executor:
         if found.other_drivers:
             await self._await_other_driver(found.other_drivers)
         await self._free(found.evict, found.leaving)
-        await self._await_released(modules)
 
     async def _begin_unload(self) -> None:
         """The guard of this patch is the version of the look before, so a node that changed since is looked at again."""
@@ -402,5 +461,10 @@ class Executor:
 
 
 def _round_words(found: Round) -> str:
-    pods = (*found.evict, *found.leaving, *found.left_to_owner, *found.other_drivers, *(each.pod for each in found.refused))
-    return named(pods) or "none, but a process holds a GPU"
+    return named(found.pods) or "none, but a process holds a GPU"
+
+
+def _with_owners(found: Round) -> str:
+    """The pods with who makes them: a DaemonSet's come back as often as they are evicted."""
+    words = [f"pod {pod.ref}" + (f" of {pod.owner.kind} {pod.owner.name}" if pod.owner else "") for pod in found.pods[:5]]
+    return ", ".join(words) or "processes that hold a GPU"

@@ -1,13 +1,15 @@
 """Looking once: everything a decision needs, as one snapshot, with as few requests as that takes."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from driver_manager.agent.together import together
 from driver_manager.config import Settings
 from driver_manager.core.hostdriver import SMI_TIMEOUT, needs_smi
 from driver_manager.core.plan import Path, Plan
-from driver_manager.core.planner import Snapshot, needed_permissions, plan_uninstall
-from driver_manager.core.snapshot import DaemonSetView, HolderScan, HostView, NodeView, Permissions, PodList
+from driver_manager.core.planner import needed_permissions, plan_uninstall
+from driver_manager.core.seen import Snapshot
+from driver_manager.core.snapshot import ClaimView, DaemonSetView, HolderScan, HostView, NodeView, Permissions, PodList
 from driver_manager.errors import ConfigError, Forbidden, NotFound
 from driver_manager.ports import Clock, Cluster, Host
 
@@ -20,9 +22,10 @@ class Observer:
         self.run, self.started = clock.run_id(), clock.wall()
         self.pods = PodList((), "")
         """The newest list of pods, from which a watch can go on."""
+        self._runtime_handlers: Mapping[str, str] | None = None
 
-    async def look(self, *, with_holders: bool = True) -> Snapshot:
-        """Node, pods and host, all at once: two requests.
+    async def look(self, *, with_holders: bool = True, with_claims: bool = False) -> Snapshot:
+        """Node, pods and host, all at once: two requests, and one for each claim where claims are asked for.
 
         Raises:
             NotFound: there is no such node. ConfigError: this pod runs on another node. Forbidden, Unreachable.
@@ -39,7 +42,7 @@ class Observer:
         assert isinstance(node, NodeView)
         assert isinstance(host, HostView)
         smi = await self._host.host_driver_version(SMI_TIMEOUT) if needs_smi(host) else None
-        return Snapshot(
+        seen = Snapshot(
             node=node,
             host=host,
             pods=self.pods.items,
@@ -48,7 +51,18 @@ class Observer:
             host_smi_version=smi,
             run=self.run,
             started=self.started,
+            runtime_handlers=self._runtime_handlers,
         )
+        return replace(seen, claims=await self._claims(seen)) if with_claims else seen
+
+    async def _claims(self, seen: Snapshot) -> Mapping[tuple[str, str], ClaimView]:
+        """The claims of the pods; where they may not be read nobody knows who holds a device, so that is an error (N04)."""
+        try:
+            return await self._cluster.claims(seen.wanted_claims)
+        except Forbidden as error:
+            names = ", ".join(f"{namespace}/{name}" for namespace, name in sorted(seen.wanted_claims)[:3])
+            hint = "let the account get resourceclaims: without it pods that hold a GPU by a claim cannot be told from others"
+            raise Forbidden(f"{error.message} (pods on the node name the claims {names})", hint=hint) from error
 
     async def _node(self, name: str) -> NodeView:
         try:
@@ -64,10 +78,19 @@ class Observer:
         seen = await self.look()
         plan = plan_uninstall(seen, self._settings)
         if plan.path in (Path.FULL, Path.WAIT) or plan.verdicts:
-            daemon_set, permissions = await together(self._daemon_set(seen), self._permissions())
-            seen = replace(seen, daemon_set=daemon_set, permissions=permissions)
+            daemon_set, permissions, claims = await together(self._daemon_set(seen), self._permissions(), self._claims(seen))
+            self._runtime_handlers = await self._handlers(seen, permissions)
+            handlers = self._runtime_handlers
+            seen = replace(seen, daemon_set=daemon_set, permissions=permissions, claims=claims, runtime_handlers=handlers)
             plan = plan_uninstall(seen, self._settings)
         return seen, plan
+
+    async def _handlers(self, seen: Snapshot, permissions: Permissions) -> Mapping[str, str] | None:
+        """The handlers of runtime classes, if a pod has one and they may be listed; the stock role may not."""
+        is_needed = any(pod.runtime_class for pod in seen.pods)
+        if not is_needed or not permissions.allow("list", "node.k8s.io", "runtimeclasses"):
+            return None
+        return await self._cluster.runtime_handlers()
 
     async def _daemon_set(self, seen: Snapshot) -> DaemonSetView | None:
         """The DaemonSet that owns this pod, None where there is none or it may not be read."""

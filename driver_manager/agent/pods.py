@@ -8,6 +8,7 @@ from typing import Final
 from driver_manager.agent.progress import Progress
 from driver_manager.agent.together import each_of
 from driver_manager.config import duration_words
+from driver_manager.core.consumers import virtual_machine
 from driver_manager.core.report import Blocker, Waiting
 from driver_manager.core.snapshot import ChangeKind, PodList, PodView
 from driver_manager.errors import (
@@ -15,6 +16,7 @@ from driver_manager.errors import (
     Conflict,
     DeadlineExceeded,
     EvictionBlocked,
+    Forbidden,
     NotFound,
     Refused,
     Terminating,
@@ -27,6 +29,8 @@ FIRST_RETRY: Final = 2.0
 LONGEST_RETRY: Final = 10.0
 EVERY_TIME: Final = "Cannot evict pod as it would violate the pod's disruption budget. "
 """How the API server begins each refusal for a budget."""
+STUCK_MARGIN: Final = 30.0
+"""Seconds beyond its grace period after which a pod counts as stuck."""
 AT_ONCE: Final = 16
 """Evictions that are under way at the same time: enough for a full node, and little for the server."""
 
@@ -120,16 +124,24 @@ class Evictor:
         """
 
         async def ask(pod: PodView) -> None:
-            with suppress(NotFound, Conflict, Terminating, Unreachable):
-                try:
-                    async with self._slots:
-                        await self._cluster.evict(pod, dry_run=True)
-                except EvictionBlocked as error:
-                    self._note(pod, error)
+            try:
+                async with self._slots:
+                    await self._cluster.evict(pod, dry_run=True)
+            except EvictionBlocked as error:
+                self._note(pod, error)
+            except Forbidden:
+                raise
+            except ClusterError as error:  # gone, on its way, or a webhook that knows no dry runs: the eviction itself will tell
+                self._progress.tell("it cannot be said beforehand whether a pod may go", pod=pod.ref, why=error.message)
 
         await each_of(ask(pod) for pod in pods)
 
     def _note(self, pod: PodView, error: EvictionBlocked) -> None:
+        if (machine := virtual_machine(pod)) is not None:
+            raise Refused(
+                f"pod {pod.ref} runs the virtual machine {machine}, which cannot be moved now: {error.message}",
+                hint=f"stop the virtual machine {machine}, or make it able to migrate, then run again",
+            )
         if error.final:
             raise Refused(f"pod {pod.ref} can never be evicted: {error.message}", hint=error.hint or "leave it one budget")
         self.blocked[pod.uid] = error
@@ -231,6 +243,33 @@ def _blocked_words(error: EvictionBlocked) -> str:
     """What the server says, without the part that it says every time: there is little room, and the numbers come last."""
     words = error.message.removeprefix(EVERY_TIME)
     return f"budget {error.budget}: {words}" if error.budget and error.budget not in words else words
+
+
+class Reaper:
+    """Ends pods whose own end does not come: an eviction without grace, for which the server asks no budget, as the first one has been let.
+
+    Only pods past their grace and a margin, and none with a finalizer, whose owner still has to do something (N10).
+    """
+
+    def __init__(self, cluster: Cluster, clock: Clock, progress: Progress) -> None:
+        self._cluster, self._clock, self._progress = cluster, clock, progress
+        self._since: dict[str, float] = {}
+        """Pod uid -> when it was first seen to be ending."""
+        self._done: set[str] = set()
+
+    async def reap(self, pods: Sequence[PodView]) -> None:
+        """Looks at pods that are waited for, and ends those that are stuck, each once."""
+        now = self._clock.now()
+        for pod in pods:
+            if not pod.is_terminating or pod.uid in self._done:
+                continue
+            since = self._since.setdefault(pod.uid, now)
+            if pod.finalizers or now - since < pod.grace_seconds + STUCK_MARGIN:
+                continue
+            self._done.add(pod.uid)
+            self._progress.warn("a pod does not end and is deleted by force", pod=pod.ref, setting="FORCE_DELETE_STUCK_PODS")
+            with suppress(NotFound, Conflict, Unreachable):
+                await self._cluster.evict(pod, grace_seconds=0)
 
 
 async def wait_until_gone(

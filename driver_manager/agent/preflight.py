@@ -9,8 +9,8 @@ from driver_manager.agent.observe import Observer
 from driver_manager.config import Settings
 from driver_manager.core.hostdriver import host_driver
 from driver_manager.core.modules import stuck_modules, unload_order
-from driver_manager.core.planner import Snapshot, choose_keep_off_of
 from driver_manager.core.record import find_record
+from driver_manager.core.seen import Snapshot, choose_keep_off_of
 from driver_manager.core.snapshot import HostView, Permissions, Unloading
 from driver_manager.errors import DriverManagerError, Exit
 from driver_manager.ports import Clock, Cluster, Host

@@ -13,9 +13,9 @@ from driver_manager.agent.observe import Observer
 from driver_manager.agent.progress import Progress
 from driver_manager.config import Settings
 from driver_manager.core.plan import Path, Plan, RestoreNode
-from driver_manager.core.planner import Snapshot
 from driver_manager.core.record import find_record
 from driver_manager.core.report import Blocker, Waiting, status_text
+from driver_manager.core.seen import Snapshot
 from driver_manager.errors import (
     ClusterError,
     DeadlineExceeded,

@@ -10,9 +10,9 @@ from driver_manager.agent.preflight import Check, Level
 from driver_manager.core.consumers import Action, Verdict
 from driver_manager.core.labels import is_paused
 from driver_manager.core.plan import Plan, describe
-from driver_manager.core.planner import Snapshot
 from driver_manager.core.record import encode, find_record
 from driver_manager.core.report import plan_document
+from driver_manager.core.seen import Snapshot
 from driver_manager.names import DEPLOY_PREFIX, KEEP_CORDON, STATUS
 
 COLOURS = {

@@ -1,17 +1,34 @@
 """What becomes of each pod on the node: one verdict for every pod, each with its reason and the setting that would change it.
 
-The rules stand in one order in `RULES`; the first that has something to say decides. A verdict depends on its own pod and the policy alone,
-so adding a pod never changes what happens to another.
+The rules stand in one order in `RULES`; the first that has something to say decides. How it is known that a pod uses the driver is another
+table, `core.uses`. A verdict depends on its own pod and the policy alone, so adding a pod never changes what happens to another.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
 from driver_manager.config import Settings
-from driver_manager.core.snapshot import Identity, PodView, Taint
-from driver_manager.names import COMPONENT_LABEL, DRAIN_SKIP, DRIVER_COMPONENTS, GPU_RESOURCE_PREFIXES, MIRROR
+from driver_manager.core.snapshot import ClaimView, Holder, Identity, PodView, Taint
+from driver_manager.core.uses import Evidence, Use, UseContext, driver_claims, is_dra_plugin, uses
+from driver_manager.names import (
+    COMPONENT_LABEL,
+    COMPUTE_DOMAIN_LABEL,
+    DEPLOY_CLIENT,
+    DEPLOY_PREFIX,
+    DRAIN_SKIP,
+    DRIVER_COMPONENTS,
+    GPU_DRA_DRIVER,
+    GPU_RESOURCE_PREFIXES,
+    MIRROR,
+    NAME_LABEL,
+    NEVER_PAUSED,
+    OWN_NAME,
+    PAUSED,
+    VM_LABEL,
+    VM_NAME_LABEL,
+)
 
 
 class Action(StrEnum):
@@ -25,13 +42,13 @@ class Action(StrEnum):
     LEAVE = "leave"
     """An upgrade controller evicts it; the agent waits for that."""
     PARK = "park"
-    """Its DaemonSet has to be kept off the node by an admission policy."""
+    """Its DaemonSet has to be kept off the node by an admission policy. Refused as long as nobody does that."""
     REFUSE = "refuse"
     """It uses the driver and may not be moved: nothing is done to the node at all."""
 
 
 class Reason(StrEnum):
-    """Why, for machines."""
+    """Why, for machines, where it is not the evidence of its use."""
 
     OWN_POD = "own-pod"
     DRIVER_POD = "driver-pod"
@@ -40,10 +57,11 @@ class Reason(StrEnum):
     NO_GPU = "no-gpu"
     OPERAND = "operand"
     TERMINATING = "terminating"
-    GPU_RESOURCE = "gpu-resource"
+    COMPUTE_DOMAIN = "compute-domain"
     MIRROR_POD = "mirror-pod"
     POLICY_OWNED = "policy-owned"
     EVICTION_OFF = "eviction-off"
+    HIDDEN = "hidden"
     DAEMON_SET = "daemon-set"
     UNMANAGED = "unmanaged"
     EMPTY_DIR = "empty-dir"
@@ -56,10 +74,14 @@ class Verdict:
 
     pod: PodView
     action: Action
-    reason: Reason
+    reason: Reason | Evidence
     sentence: str
     setting: str = ""
     """What a person can set or do to change it."""
+    uses: tuple[Use, ...] = ()
+    """All evidence of its use of the driver."""
+    is_last: bool = False
+    """Whether it goes after all others: their clean-up needs it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,20 +90,26 @@ class PodPolicy:
 
     settings: Settings
     identity: Identity = field(default_factory=Identity)
+    runtime_handlers: Mapping[str, str] | None = None
+    claims: Mapping[tuple[str, str], ClaimView] = field(default_factory=dict)
+    holders: Mapping[str, tuple[Holder, ...]] = field(default_factory=dict)
+    node_labels: Mapping[str, str] = field(default_factory=dict)
     paused: Mapping[str, str] = field(default_factory=dict)
     """Node labels that this run pauses -> their value before."""
+    paused_last: frozenset[str] = frozenset()
+    """Those of them that are paused after all others."""
     operand_apps: frozenset[str] = frozenset()
     """`app` labels of the operands whose label is paused."""
     keep_off: Taint | None = None
     is_policy_owned: bool = False
 
+    @property
+    def context(self) -> UseContext:
+        """What shows whether a pod uses the driver."""
+        return UseContext(settings=self.settings, runtime_handlers=self.runtime_handlers, claims=self.claims, holders=self.holders)
 
-Rule = Callable[[PodView, PodPolicy], Verdict | None]
 
-
-def gpu_resources(pod: PodView) -> list[str]:
-    """The GPU resources that any of its containers, or the pod itself, asks for."""
-    return sorted(name for name in pod.resources if name.startswith(GPU_RESOURCE_PREFIXES))
+Rule = Callable[[PodView, PodPolicy, tuple[Use, ...]], Verdict | None]
 
 
 def verdicts(pods: Iterable[PodView], policy: PodPolicy) -> tuple[Verdict, ...]:
@@ -91,110 +119,209 @@ def verdicts(pods: Iterable[PodView], policy: PodPolicy) -> tuple[Verdict, ...]:
 
 def verdict(pod: PodView, policy: PodPolicy) -> Verdict:
     """What becomes of a pod."""
+    found = uses(pod, policy.context)
     for rule in RULES:
-        if (decided := rule(pod, policy)) is not None:
-            return decided
-    return Verdict(pod, Action.EVICT, Reason.GPU_RESOURCE, _uses(pod))
+        if (decided := rule(pod, policy, found)) is not None:
+            return replace(decided, uses=found)
+    return Verdict(pod, Action.EVICT, found[0].evidence, _words(found), found[0].setting, found)
 
 
-def _uses(pod: PodView) -> str:
-    return f"asks for {', '.join(gpu_resources(pod))}"
+def _words(found: tuple[Use, ...]) -> str:
+    return "; ".join(use.sentence for use in found)
 
 
-def _own(pod: PodView, policy: PodPolicy) -> Verdict | None:
+def _owner(pod: PodView) -> str:
+    return f"{pod.owner.kind} {pod.namespace}/{pod.owner.name}" if pod.owner is not None else "no owner"
+
+
+def _is_daemon(pod: PodView) -> bool:
+    return pod.owner is not None and pod.owner.kind == "DaemonSet"
+
+
+def _own(pod: PodView, policy: PodPolicy, found: tuple[Use, ...]) -> Verdict | None:
+    """The driver's pod, the agent and the controller are never moved (N11)."""
     if policy.identity.pod_uid and pod.uid == policy.identity.pod_uid:
         return Verdict(pod, Action.KEEP, Reason.OWN_POD, "is the pod this program runs in")
     if pod.labels.get(COMPONENT_LABEL) in DRIVER_COMPONENTS:
         return Verdict(pod, Action.KEEP, Reason.DRIVER_POD, "belongs to the driver")
-    if pod.labels.get(DRAIN_SKIP) == "true":
-        return Verdict(pod, Action.KEEP, Reason.OPTED_OUT, f"has the label {DRAIN_SKIP}=true", f"remove its label {DRAIN_SKIP}")
+    if pod.labels.get(NAME_LABEL) == OWN_NAME:
+        return Verdict(pod, Action.KEEP, Reason.OWN_POD, "belongs to this program")
     return None
 
 
-def _over(pod: PodView, policy: PodPolicy) -> Verdict | None:
+def _opted_out(pod: PodView, policy: PodPolicy, found: tuple[Use, ...]) -> Verdict | None:
+    """An opt-out wins over every evidence but the kernel's: a GPU that is held cannot be freed around its holder."""
+    if pod.labels.get(DRAIN_SKIP) != "true":
+        return None
+    setting = f"remove its label {DRAIN_SKIP}"
+    held = [use for use in found if use.evidence is Evidence.PROCESS]
+    if held and policy.settings.hidden_consumers != "ignore":
+        return Verdict(pod, Action.REFUSE, Reason.OPTED_OUT, f"has the label {DRAIN_SKIP}=true, but {held[0].sentence}", setting)
+    return Verdict(pod, Action.KEEP, Reason.OPTED_OUT, f"has the label {DRAIN_SKIP}=true", setting)
+
+
+def _over(pod: PodView, policy: PodPolicy, found: tuple[Use, ...]) -> Verdict | None:
     if pod.is_over and not pod.is_terminating:
         return Verdict(pod, Action.KEEP, Reason.OVER, f"has ended ({pod.phase})")
     return None
 
 
-def _operand(pod: PodView, policy: PodPolicy) -> Verdict | None:
+def _operand(pod: PodView, policy: PodPolicy, found: tuple[Use, ...]) -> Verdict | None:
     """A pod that the DaemonSet controller takes off the node when a label is paused."""
-    if pod.owner is None or pod.owner.kind != "DaemonSet":
+    if not _is_daemon(pod):
         return None
-    paused = [key for key, value in policy.paused.items() if pod.node_selector.get(key) == value]
-    if paused:
-        return Verdict(pod, Action.AWAIT, Reason.OPERAND, f"goes when the node label {paused[0]} is paused")
-    if pod.namespace == policy.settings.operator_namespace and pod.labels.get("app") in policy.operand_apps:
-        return Verdict(pod, Action.AWAIT, Reason.OPERAND, f"is the operand {pod.labels['app']}, whose node label is paused")
+    first = {key: value for key, value in policy.paused.items() if key not in policy.paused_last}
+    goes_first = not _fits_when_paused(pod, policy, first)
+    if goes_first and not is_dra_plugin(pod):
+        return Verdict(pod, Action.AWAIT, Reason.OPERAND, f"goes when the node label {_paused_key(pod, first)} is paused")
+    if not _fits_when_paused(pod, policy, policy.paused) and (is_dra_plugin(pod) or not driver_claims(pod, policy.context)):
+        key = _paused_key(pod, policy.paused)
+        return Verdict(pod, Action.AWAIT, Reason.OPERAND, f"goes last, when the node label {key} is paused", is_last=True)
+    app = pod.labels.get("app")
+    if pod.namespace == policy.settings.operator_namespace and app in policy.operand_apps:
+        return Verdict(pod, Action.AWAIT, Reason.OPERAND, f"is the operand {app}, whose node label is paused", is_last=is_dra_plugin(pod))
     return None
 
 
-def _no_gpu(pod: PodView, policy: PodPolicy) -> Verdict | None:
-    if not gpu_resources(pod):
-        return Verdict(pod, Action.KEEP, Reason.NO_GPU, "uses no GPU that it declares")
+def _fits_when_paused(pod: PodView, policy: PodPolicy, paused: Mapping[str, str]) -> bool:
+    """Whether the pod still belongs on the node with these labels paused; one that does not fit even before is no operand of them."""
+    before = {**policy.node_labels, **policy.paused}
+    return not pod.fits(before) or pod.fits({**before, **dict.fromkeys(paused, PAUSED)})
+
+
+def _paused_key(pod: PodView, paused: Mapping[str, str]) -> str:
+    return next((key for key in paused if key in pod.node_selector or key in pod.affinity_keys), "of its selector")
+
+
+def _compute_domain(pod: PodView, policy: PodPolicy, found: tuple[Use, ...]) -> Verdict | None:
+    """The daemon of a compute domain leaves when the domain's last user has left: its plugin takes the label off that it selects."""
+    if _is_daemon(pod) and COMPUTE_DOMAIN_LABEL in pod.node_selector:
+        return Verdict(pod, Action.AWAIT, Reason.COMPUTE_DOMAIN, "goes with the last user of its compute domain")
     return None
 
 
-def _terminating(pod: PodView, policy: PodPolicy) -> Verdict | None:
+def _no_use(pod: PodView, policy: PodPolicy, found: tuple[Use, ...]) -> Verdict | None:
+    if found:
+        return None
+    hint = "; it mounts all of /dev, which alone is no sign" if any(path.rstrip("/") == "/dev" for path in pod.host_paths) else ""
+    return Verdict(pod, Action.KEEP, Reason.NO_GPU, f"uses no GPU that it declares or the kernel shows{hint}")
+
+
+def _hidden(pod: PodView, policy: PodPolicy, found: tuple[Use, ...]) -> Verdict | None:
+    """A pod whose processes alone show its use."""
+    if any(use.evidence is not Evidence.PROCESS for use in found):
+        return None
+    match policy.settings.hidden_consumers:
+        case "ignore":
+            return Verdict(pod, Action.KEEP, Reason.HIDDEN, f"{_words(found)}; that is ignored", "HIDDEN_CONSUMERS")
+        case "refuse":
+            return Verdict(pod, Action.REFUSE, Reason.HIDDEN, f"{_words(found)}, and declares none of it", "HIDDEN_CONSUMERS=evict")
+        case _:
+            return None
+
+
+def _terminating(pod: PodView, policy: PodPolicy, found: tuple[Use, ...]) -> Verdict | None:
     """No eviction is sent to a pod that is on its way: for such a pod the server would ask no budget (decision 13)."""
     if pod.is_terminating:
-        return Verdict(pod, Action.AWAIT, Reason.TERMINATING, f"{_uses(pod)} and is already terminating")
+        return Verdict(pod, Action.AWAIT, Reason.TERMINATING, f"{_words(found)}, and is already terminating", is_last=is_dra_plugin(pod))
     return None
 
 
-def _mirror(pod: PodView, policy: PodPolicy) -> Verdict | None:
+def _mirror(pod: PodView, policy: PodPolicy, found: tuple[Use, ...]) -> Verdict | None:
     if MIRROR in pod.annotations:
-        sentence = f"{_uses(pod)}, but is a static pod, which cannot be removed through the API"
-        return Verdict(pod, Action.REFUSE, Reason.MIRROR_POD, sentence, f"remove the manifest of {pod.name} from the node")
+        sentence = f"{_words(found)}, but is a static pod, which cannot be removed through the API"
+        manifest = pod.name.removesuffix(f"-{policy.settings.node_name}")
+        return Verdict(pod, Action.REFUSE, Reason.MIRROR_POD, sentence, f"remove the manifest of {manifest} from the node")
     return None
 
 
-def _policy_owned(pod: PodView, policy: PodPolicy) -> Verdict | None:
-    if policy.is_policy_owned:
-        return Verdict(pod, Action.LEAVE, Reason.POLICY_OWNED, f"{_uses(pod)}; an upgrade controller owns its eviction here")
-    return None
+def _policy_owned(pod: PodView, policy: PodPolicy, found: tuple[Use, ...]) -> Verdict | None:
+    """Decision 1: what the upgrade controller selects is its own; every other kind only we know, and a setting says what to do with it."""
+    if not policy.is_policy_owned:
+        return None
+    if not _is_daemon(pod) and _is_known_to_upgrade_controllers(pod, policy):
+        return Verdict(pod, Action.LEAVE, Reason.POLICY_OWNED, f"{_words(found)}; an upgrade controller owns its eviction here")
+    match policy.settings.policy_owned_consumers:
+        case "wait":
+            return Verdict(pod, Action.LEAVE, Reason.POLICY_OWNED, f"{_words(found)}; it is left to others", "POLICY_OWNED_CONSUMERS=free")
+        case "refuse":
+            sentence = f"{_words(found)}, and no upgrade controller knows that"
+            return Verdict(pod, Action.REFUSE, Reason.POLICY_OWNED, sentence, "POLICY_OWNED_CONSUMERS=free")
+        case _:
+            return None
 
 
-def _eviction_off(pod: PodView, policy: PodPolicy) -> Verdict | None:
+def _is_known_to_upgrade_controllers(pod: PodView, policy: PodPolicy) -> bool:
+    """Whether upstream's controller selects it: `nvidia.com/gpu*`, `nvidia.com/mig-*`, claims of gpu.nvidia.com not for administration."""
+    if any(name.startswith(GPU_RESOURCE_PREFIXES) for name in pod.resources):
+        return True
+    return any(GPU_DRA_DRIVER in claim.drivers and not claim.is_admin for claim in driver_claims(pod, policy.context))
+
+
+def _eviction_off(pod: PodView, policy: PodPolicy, found: tuple[Use, ...]) -> Verdict | None:
     if not policy.settings.enable_gpu_pod_eviction:
-        sentence = f"{_uses(pod)}, and evicting GPU pods is switched off"
+        sentence = f"{_words(found)}, and evicting GPU pods is switched off"
         return Verdict(pod, Action.REFUSE, Reason.EVICTION_OFF, sentence, "ENABLE_GPU_POD_EVICTION=true, or delete the pod")
     return None
 
 
-def _daemon_set(pod: PodView, policy: PodPolicy) -> Verdict | None:
+def _daemon_set(pod: PodView, policy: PodPolicy, found: tuple[Use, ...]) -> Verdict | None:
     """A DaemonSet's pod comes back at once unless a taint keeps it off; the controller makes it tolerate the cordon."""
-    if pod.owner is None or pod.owner.kind != "DaemonSet":
+    if not _is_daemon(pod):
         return None
-    owner = f"DaemonSet {pod.namespace}/{pod.owner.name}"
+    setting = f'give {_owner(pod)} the nodeSelector {DEPLOY_CLIENT}: "true", or narrow its tolerations'
     if policy.keep_off is None:
-        sentence = f"{_uses(pod)}; {owner} would make it again at once, and no taint can keep it off"
-    elif any(each.tolerates(policy.keep_off) for each in pod.tolerations):
-        sentence = f"{_uses(pod)}; {owner} would make it again at once, as it tolerates the taint {policy.keep_off.key}"
-    else:
-        return Verdict(pod, Action.EVICT, Reason.GPU_RESOURCE, f"{_uses(pod)}; the taint {policy.keep_off.key} keeps it off")
-    setting = f"give {owner} a nodeSelector on nvidia.com/gpu.deploy.client=true, or narrow its tolerations"
-    return Verdict(pod, Action.REFUSE, Reason.DAEMON_SET, sentence, setting)
+        sentence = f"{_words(found)}; {_owner(pod)} would make it again at once, and no taint can keep it off"
+        return Verdict(pod, Action.REFUSE, Reason.DAEMON_SET, sentence, setting)
+    if any(each.tolerates(policy.keep_off) for each in pod.tolerations):
+        sentence = f"{_words(found)}; {_owner(pod)} would make it again at once, as it tolerates the taint {policy.keep_off.key}"
+        return Verdict(pod, Action.REFUSE, Reason.DAEMON_SET, sentence, setting)
+    sentence = f"{_words(found)}; the taint {policy.keep_off.key} keeps it off meanwhile"
+    return Verdict(pod, Action.EVICT, found[0].evidence, sentence, found[0].setting, is_last=is_dra_plugin(pod))
 
 
-def _unmanaged(pod: PodView, policy: PodPolicy) -> Verdict | None:
+def _unmanaged(pod: PodView, policy: PodPolicy, found: tuple[Use, ...]) -> Verdict | None:
     if pod.owner is None and not policy.settings.drain_use_force:
-        sentence = f"{_uses(pod)}, and no controller would make it again"
+        sentence = f"{_words(found)}, and no controller would make it again"
         return Verdict(pod, Action.REFUSE, Reason.UNMANAGED, sentence, "DRAIN_USE_FORCE=true, or delete the pod")
     return None
 
 
-def _empty_dir(pod: PodView, policy: PodPolicy) -> Verdict | None:
-    if pod.has_empty_dir and not policy.settings.drain_delete_emptydir_data:
-        sentence = f"{_uses(pod)}, and would lose the data in its emptyDir volume"
+def _empty_dir(pod: PodView, policy: PodPolicy, found: tuple[Use, ...]) -> Verdict | None:
+    """The launcher of a virtual machine keeps nothing of worth in such a volume: whether it may go is the machine's affair."""
+    if pod.has_empty_dir and not policy.settings.drain_delete_emptydir_data and virtual_machine(pod) is None:
+        sentence = f"{_words(found)}, and would lose the data in its emptyDir volume"
         return Verdict(pod, Action.REFUSE, Reason.EMPTY_DIR, sentence, "DRAIN_DELETE_EMPTYDIR_DATA=true, or delete the pod")
     return None
 
 
 RULES: Final[tuple[Rule, ...]] = (
-    _own, _over, _operand, _no_gpu, _terminating, _mirror, _policy_owned, _eviction_off, _daemon_set, _unmanaged, _empty_dir,
+    _own, _over, _operand, _opted_out, _no_use, _terminating, _mirror, _hidden, _compute_domain, _policy_owned, _eviction_off, _daemon_set,
+    _unmanaged, _empty_dir,
 )  # fmt: skip
-"""In this order; a GPU pod that no rule decides on is evicted."""
+"""In this order; a user of the driver that no rule decides on is evicted."""
+
+
+def labels_of_consumers(pods: Iterable[PodView], context: UseContext) -> frozenset[str]:
+    """Deploy labels that DaemonSets of users of the driver select, whoever made them up: a change of the label takes their pod away."""
+    found = set()
+    for pod in pods:
+        if _is_daemon(pod) and pod.labels.get(COMPONENT_LABEL) not in DRIVER_COMPONENTS and uses(pod, context):
+            found |= {key for key in (*pod.node_selector, *pod.affinity_keys) if key.startswith(DEPLOY_PREFIX)}
+    return frozenset(found - NEVER_PAUSED)
+
+
+def labels_of_plugins(pods: Iterable[PodView], settings: Settings) -> frozenset[str]:
+    """Labels to pause that a DRA plugin selects."""
+    keys = {key for pod in pods if is_dra_plugin(pod) for key in (*pod.node_selector, *pod.affinity_keys)}
+    return frozenset(key for key in keys if key.startswith(DEPLOY_PREFIX) or key == settings.custom_label) - NEVER_PAUSED
+
+
+def virtual_machine(pod: PodView) -> str | None:
+    """Name of the virtual machine whose launcher a pod is (KubeVirt), None for others."""
+    if pod.owner is not None and pod.owner.kind == "VirtualMachineInstance":
+        return pod.owner.name
+    return pod.labels.get(VM_NAME_LABEL, pod.name) if pod.labels.get(VM_LABEL) == "virt-launcher" else None
 
 
 # Draining the whole node --------------------------------------------------------------------------------------------
@@ -206,8 +333,8 @@ def drain_verdict(pod: PodView, policy: PodPolicy) -> Verdict:
     Differences to a GPU pod's verdict: DaemonSets' pods stay, and so does what the drain's selector does not select. The rules:
     https://kubernetes.io/docs/reference/kubectl/generated/kubectl_drain/
     """
-    for rule in (_own, _over, _operand):
-        if (decided := rule(pod, policy)) is not None:
+    for rule in (_own, _over, _operand, _opted_out):
+        if (decided := rule(pod, policy, ())) is not None:
             return decided
     settings = policy.settings
     if MIRROR in pod.annotations:

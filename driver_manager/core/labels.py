@@ -4,7 +4,7 @@ A paused label has NVIDIA's plain token as its value, so that every tool of thei
 Values that upstream's program left behind follow its own rules, table 1.3 of the specification.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from driver_manager.names import DEPLOY_CLIENT, FOREIGN_PAUSE_PREFIX, PAUSED
@@ -51,7 +51,14 @@ def is_paused_by_another(value: str) -> bool:
     return value.startswith(FOREIGN_PAUSE_PREFIX) and not is_paused(value)
 
 
-def labels_to_pause(labels: Mapping[str, str], custom: str, recorded: Mapping[str, str]) -> LabelsToPause:
+def labels_to_pause(
+    labels: Mapping[str, str],
+    custom: str,
+    recorded: Mapping[str, str],
+    *,
+    more: Collection[str] = (),
+    last: Collection[str] = (),
+) -> LabelsToPause:
     """What has to be paused on a node, with the values to put back.
 
     Only operands that run (`true`) are paused; the client's and the user's own label whatever their value, `false` aside.
@@ -60,10 +67,12 @@ def labels_to_pause(labels: Mapping[str, str], custom: str, recorded: Mapping[st
         labels: of the node.
         custom: the user's own label key, or empty.
         recorded: originals from a record of an earlier run, which win over guesses.
+        more: further deploy labels that users of the driver select.
+        last: labels that a DRA plugin selects: it goes last, whatever its mark (decision 46).
     """
-    turns = {operand.label: operand.turn for operand in OPERANDS} | {DEPLOY_CLIENT: Turn.FIRST}
-    if custom:
-        turns[custom] = Turn.FIRST
+    clients = {DEPLOY_CLIENT, custom, *more} - {""}
+    turns = {operand.label: operand.turn for operand in OPERANDS} | dict.fromkeys(sorted(clients), Turn.FIRST)
+    turns |= {operand.label: operand.turn for operand in OPERANDS} | dict.fromkeys(last, Turn.LAST)
     originals: dict[Turn, dict[str, str]] = {Turn.FIRST: {}, Turn.LAST: {}}
     guessed, foreign = [], []
     for key, turn in turns.items():
@@ -74,6 +83,6 @@ def labels_to_pause(labels: Mapping[str, str], custom: str, recorded: Mapping[st
             if key not in recorded:
                 guessed.append(key)
             originals[turn][key] = recorded.get(key) or original_of_paused(value)
-        elif value == "true" or (key in (DEPLOY_CLIENT, custom) and value not in ("", "false")):
+        elif value == "true" or (key in clients and value not in ("", "false")):
             originals[turn][key] = value
     return LabelsToPause(originals[Turn.FIRST], originals[Turn.LAST], tuple(guessed), tuple(foreign))

@@ -88,11 +88,17 @@ class FreePods:
 
 
 @dataclass(frozen=True, slots=True)
+class ProveNoClaims:
+    """Look, by a fresh list, that no pod holds a device through the DRA plugin any more; who does is freed first."""
+
+
+@dataclass(frozen=True, slots=True)
 class PauseLast:
-    """Pause what had to wait for the pods it serves, and wait until it is gone."""
+    """Pause or evict what had to wait for the pods it serves, and wait until it is gone."""
 
     labels: Mapping[str, str]
     pods: tuple[PodView, ...] = ()
+    evict: tuple[PodView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +175,7 @@ Step = (
     | TryEvictions
     | PauseNode
     | FreePods
+    | ProveNoClaims
     | PauseLast
     | AwaitReleased
     | LookAgain
@@ -224,8 +231,11 @@ def describe(step: Step) -> str:
             return f"pause {len(labels)} operands{', cordon' if record.is_cordoned else ''}{', taint' if record.taint else ''}"
         case FreePods(evict=evict, leaving=leaving):
             return f"evict {len(evict)} pods and wait until they and {len(leaving)} others are gone"
-        case PauseLast(labels=labels):
-            return f"pause {', '.join(labels)} and wait until it is gone"
+        case ProveNoClaims():
+            return "make sure that no pod holds a claim"
+        case PauseLast(labels=labels, evict=evict):
+            what = [*(f"pause {key}" for key in labels), *(f"evict {pod.ref}" for pod in evict)]
+            return f"{' and '.join(what)}, and wait until it is gone"
         case AwaitReleased():
             return "wait until no process holds a GPU"
         case LookAgain():

@@ -5,14 +5,13 @@ Refusals come first (R5), then the ways that disturb nobody (R11), then the full
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Final
+from dataclasses import replace
 
 from driver_manager.config import Settings
-from driver_manager.core.consumers import Action, PodPolicy, Verdict, drain_verdict, verdicts
+from driver_manager.core.consumers import Action, Verdict, drain_verdict, verdicts
 from driver_manager.core.hostdriver import host_driver, previous_value
-from driver_manager.core.keepoff import KeepOff, choose_keep_off
-from driver_manager.core.labels import LabelsToPause, labels_to_pause
+from driver_manager.core.keepoff import KeepOff
+from driver_manager.core.labels import LabelsToPause
 from driver_manager.core.modules import NOUVEAU, stuck_modules, unload_order
 from driver_manager.core.plan import (
     AwaitForeignPause,
@@ -29,6 +28,7 @@ from driver_manager.core.plan import (
     PauseNode,
     Plan,
     ProveFree,
+    ProveNoClaims,
     RemoveFiles,
     RemovePidFile,
     RestoreNode,
@@ -39,24 +39,16 @@ from driver_manager.core.plan import (
     Unmount,
 )
 from driver_manager.core.record import Phase, Record, find_record, merged
-from driver_manager.core.snapshot import (
-    DaemonSetView,
-    HolderScan,
-    HostView,
-    Identity,
-    NodeView,
-    Permissions,
-    PodView,
-    Toleration,
-    Unloading,
-)
+from driver_manager.core.rounds import pods_to
+from driver_manager.core.seen import Snapshot, choose_keep_off_of, labels_of, other_drivers, pod_policy
+from driver_manager.core.snapshot import HostView, NodeView, Unloading
 from driver_manager.errors import Exit
 from driver_manager.names import (
-    COMPONENT_LABEL,
     DEPLOY_DRIVER,
-    DEPLOY_VFIO_MANAGER,
-    DRIVER_COMPONENTS,
+    DRA_GROUP,
     HOST_DRIVER,
+    MELLANOX,
+    NVIDIA,
     PRE_INSTALLED,
     READY_MARKERS,
     STATE_FILE,
@@ -64,43 +56,6 @@ from driver_manager.names import (
     VALIDATIONS,
 )
 from driver_manager.operands import OPERANDS, Turn
-
-NVIDIA: Final = "0x10de"
-MELLANOX: Final = "0x15b3"
-"""PCI vendors."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """All that was seen at one moment."""
-
-    node: NodeView
-    host: HostView
-    pods: tuple[PodView, ...] = ()
-    holders: HolderScan = field(default_factory=HolderScan)
-    identity: Identity = field(default_factory=Identity)
-    daemon_set: DaemonSetView | None = None
-    """The DaemonSet that owns our own pod, where it can be read."""
-    permissions: Permissions | None = None
-    host_smi_version: str | None = None
-    """What the host's own nvidia-smi said, where it had to be asked."""
-    run: str = ""
-    started: str = ""
-
-    @property
-    def own_pod(self) -> PodView | None:
-        """The pod this program runs in."""
-        return next((pod for pod in self.pods if self.identity.pod_uid and pod.uid == self.identity.pod_uid), None)
-
-    @property
-    def is_policy_owned(self) -> bool:
-        """Whether an upgrade controller cordons this node and evicts its GPU pods (decision 1)."""
-        return self.node.annotations.get(UPGRADE_ENABLED) == "true"
-
-    @property
-    def wants_vfio(self) -> bool:
-        """Whether our own DaemonSet is the one that gives GPUs to virtual machines (decision 3)."""
-        return self.own_pod is not None and DEPLOY_VFIO_MANAGER in self.own_pod.node_selector
 
 
 def plan_uninstall(seen: Snapshot, settings: Settings) -> Plan:
@@ -269,7 +224,10 @@ def _plan_full(seen: Snapshot, settings: Settings, record: Record | None, unmark
             f"unload it by hand, or set UNLOAD_ALSO={names}",
             Exit.REFUSED,
         )
-    labels = labels_to_pause(seen.node.labels, settings.custom_label, record.labels if record else {})
+    labels = labels_of(seen, settings, record)
+    if labels.foreign:
+        because = f"another tool has paused {', '.join(labels.foreign)}"
+        return Plan(path=Path.WAIT, because=because, steps=(AwaitForeignPause(labels.foreign),))
     keep_off = choose_keep_off_of(seen, settings, record)
     policy = pod_policy(seen, settings, labels, keep_off)
     decided = verdicts(seen.pods, policy)
@@ -283,7 +241,7 @@ def _plan_full(seen: Snapshot, settings: Settings, record: Record | None, unmark
     )
     if refused := [each for each in decided if each.action in (Action.REFUSE, Action.PARK)]:
         return _refusal_of_pods(common, refused)
-    if waits := _waits(seen, labels, decided):
+    if waits := _waits(seen, decided):
         return replace(common, path=Path.WAIT, steps=waits)
     wants_cordon = not seen.is_policy_owned and (settings.enable_gpu_pod_eviction or settings.enable_auto_drain)
     made = merged(
@@ -306,15 +264,15 @@ def _full_steps(
     modules: tuple[str, ...],
 ) -> tuple[Step, ...]:
     host = seen.host
-    evict = _pods(decided, Action.EVICT)
-    leaving = _pods(decided, Action.AWAIT)
-    last = tuple(pod for pod in leaving if _goes_last(pod, labels))
-    first = tuple(pod for pod in leaving if pod not in last)
+    last = [each for each in decided if each.is_last]
+    first = [each for each in decided if not each.is_last]
+    evict = pods_to(Action.EVICT, decided)
+    pause_last = PauseLast(labels.last, pods_to(Action.AWAIT, last), pods_to(Action.EVICT, last))
     return (
         *((TryEvictions(evict),) if evict else ()),
         PauseNode(record, labels.first),
-        FreePods(evict, first),
-        *((PauseLast(labels.last, last),) if labels.last else ()),
+        FreePods(pods_to(Action.EVICT, first), pods_to(Action.AWAIT, first)),
+        *((ProveNoClaims(), pause_last) if labels.last or last else ()),
         AwaitReleased(modules),
         LookAgain(),
         BeginUnload(),
@@ -329,11 +287,6 @@ def _full_steps(
     )
 
 
-def _goes_last(pod: PodView, labels: LabelsToPause) -> bool:
-    apps = {operand.app for operand in OPERANDS if operand.label in labels.last}
-    return pod.labels.get("app") in apps or any(pod.node_selector.get(key) == value for key, value in labels.last.items())
-
-
 def _refusal_of_pods(plan: Plan, refused: Sequence[Verdict]) -> Plan:
     lines = tuple(f"pod {each.pod.ref} {each.sentence} ({each.reason}; {each.setting})" for each in refused)
     hint = "; ".join(dict.fromkeys(each.setting for each in refused))
@@ -341,47 +294,13 @@ def _refusal_of_pods(plan: Plan, refused: Sequence[Verdict]) -> Plan:
     return replace(plan, path=Path.REFUSED, because=because, refusals=lines, hint=hint, ends_with=Exit.REFUSED)
 
 
-def _waits(seen: Snapshot, labels: LabelsToPause, decided: Sequence[Verdict]) -> tuple[Step, ...]:
-    """What has to end before anything is changed."""
-    left = _pods(decided, Action.LEAVE)
+def _waits(seen: Snapshot, decided: Sequence[Verdict]) -> tuple[Step, ...]:
+    """Who has to go before anything is changed."""
+    left = pods_to(Action.LEAVE, decided)
     others = other_drivers(seen)
     return (
-        *((AwaitForeignPause(labels.foreign),) if labels.foreign else ()),
         *((AwaitPolicyOwner(left),) if left else ()),
         *((AwaitOtherDriver(others),) if others else ()),
-    )
-
-
-def other_drivers(seen: Snapshot) -> tuple[PodView, ...]:
-    """Pods of other drivers that still live on this node."""
-    return tuple(
-        pod
-        for pod in seen.pods
-        if pod.labels.get(COMPONENT_LABEL) in DRIVER_COMPONENTS and pod.uid != seen.identity.pod_uid and not pod.is_over
-        and seen.identity.pod_uid
-    )  # fmt: skip
-
-
-def choose_keep_off_of(seen: Snapshot, settings: Settings, record: Record | None) -> KeepOff:
-    """The taint for a run on this node: what the owner of our pod tolerates decides, read from its DaemonSet or from our pod."""
-    tolerations: tuple[Toleration, ...] | None = None
-    if seen.daemon_set is not None:
-        tolerations = seen.daemon_set.tolerations
-    elif seen.own_pod is not None:
-        tolerations = seen.own_pod.tolerations
-    return choose_keep_off(seen.node, tolerations, seen.run, unowned_key=settings.keep_off_taint_key, held=record.taint if record else None)
-
-
-def pod_policy(seen: Snapshot, settings: Settings, labels: LabelsToPause, keep_off: KeepOff) -> PodPolicy:
-    """What the verdicts of this snapshot's pods depend on."""
-    apps = {operand.app for operand in OPERANDS if operand.app and operand.label in labels.all}
-    return PodPolicy(
-        settings=settings,
-        identity=seen.identity,
-        paused=labels.all,
-        operand_apps=frozenset(apps),
-        keep_off=keep_off.taint,
-        is_policy_owned=seen.is_policy_owned,
     )
 
 
@@ -410,10 +329,6 @@ def _new_record(seen: Snapshot, *, labels: Mapping[str, str], is_cordoned: bool)
     )
 
 
-def _pods(decided: Sequence[Verdict], action: Action) -> tuple[PodView, ...]:
-    return tuple(each.pod for each in decided if each.action is action)
-
-
 # Parts that several ways share --------------------------------------------------------------------------------------
 
 
@@ -440,44 +355,6 @@ def _network_driver(host: HostView, settings: Settings) -> tuple[Step, ...]:
     return ()
 
 
-# Another round ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """What a look in mid-run found."""
-
-    evict: tuple[PodView, ...] = ()
-    leaving: tuple[PodView, ...] = ()
-    left_to_owner: tuple[PodView, ...] = ()
-    other_drivers: tuple[PodView, ...] = ()
-    refused: tuple[Verdict, ...] = ()
-
-    @property
-    def is_clear(self) -> bool:
-        """Whether nobody uses the driver."""
-        return not (self.needs_action or self.leaving)
-
-    @property
-    def needs_action(self) -> bool:
-        """Whether somebody uses it who does not go by himself."""
-        return bool(self.evict or self.left_to_owner or self.other_drivers or self.refused)
-
-
-def plan_round(seen: Snapshot, settings: Settings, record: Record) -> Round:
-    """Who uses the driver now, in a node that `record` has paused."""
-    labels = LabelsToPause(first=record.labels)
-    policy = pod_policy(seen, settings, labels, KeepOff(record.taint, ""))
-    decided = verdicts(seen.pods, policy)
-    return Round(
-        evict=_pods(decided, Action.EVICT),
-        leaving=_pods(decided, Action.AWAIT),
-        left_to_owner=_pods(decided, Action.LEAVE),
-        other_drivers=other_drivers(seen),
-        refused=tuple(each for each in decided if each.action in (Action.REFUSE, Action.PARK)),
-    )
-
-
 def needed_permissions(plan: Plan) -> tuple[tuple[str, str, str], ...]:
     """Verb, group and resource of everything that the plan's steps need."""
     needs: list[tuple[str, str, str]] = []
@@ -489,6 +366,8 @@ def needed_permissions(plan: Plan) -> tuple[tuple[str, str, str], ...]:
                 needs += [("patch", "", "nodes"), ("watch", "", "pods")]
             case TryEvictions():
                 needs.append(("create", "", "pods/eviction"))
+            case ProveNoClaims():
+                needs += [("get", DRA_GROUP, "resourceclaims"), ("watch", "", "pods")]
             case FreePods() | AwaitOtherDriver():
                 needs.append(("watch", "", "pods"))
             case _:

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from driver_manager.host.look import NVIDIA, pci_devices
+from driver_manager.host.look import pci_devices
 from driver_manager.host.parsing import char_majors
 from driver_manager.host.paths import Roots, names_in, resolve_in, text_of
+from driver_manager.names import NVIDIA
 
 Number = tuple[int, int]
 

@@ -22,9 +22,8 @@ from driver_manager.core.snapshot import (
 )
 from driver_manager.host.parsing import effective_capabilities, is_at_or_below, mount_line, mounts_at
 from driver_manager.host.paths import Roots, names_in, resolve_in, text_of
+from driver_manager.names import MELLANOX, NVIDIA
 
-NVIDIA: Final = "0x10de"
-MELLANOX: Final = "0x15b3"
 DRIVER_ROOT: Final = f"/{names.DRIVER_ROOT}"
 _CAP_SYS_MODULE = 16
 _MODULE_FILE = re.compile(r"nvidia(?:-(?:current|open|server|tesla|legacy|\d+(?:xx)?))*\.ko(?:\.(?:gz|xz|zst))?")

@@ -398,7 +398,7 @@ def test_the_drain_is_a_fallback(is_on: bool) -> None:
 
     async def story(stage: Stage) -> None:
         hidden_user(stage)
-        run = await stage.run(enable_auto_drain=is_on, holder_timeout=20.0)
+        run = await stage.run(enable_auto_drain=is_on, holder_timeout=20.0, hidden_consumers="ignore")
         if is_on:
             assert run.code == 0
             assert {"default/hidden", "default/cpu"} < set(stage.evicted)
@@ -430,7 +430,7 @@ def test_a_drain_refuses_as_a_whole() -> None:
     async def story(stage: Stage) -> None:
         hidden_user(stage)
         stage.world.add_pod("bare", PodSpec(), node=NODE)
-        run = await stage.run(enable_auto_drain=True)
+        run = await stage.run(enable_auto_drain=True, hidden_consumers="ignore")
         assert run.code == 65
         assert "default/bare" in run.sentence
         assert "DRAIN_USE_FORCE" in run.sentence

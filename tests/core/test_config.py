@@ -17,6 +17,11 @@ BAD: dict[str, str] = {
     "drain_pod_selector": "a in (b",
     "custom_label": "-bad-",
     "keep_off_taint_key": "a/b/c",
+    "gpu_resource_prefixes": "gpu",
+    "gpu_runtime_handlers": "Not A Handler",
+    "consumer_selector": "a in (b",
+    "hidden_consumers": "maybe",
+    "policy_owned_consumers": "evict",
     "unload_also": "a b",
     "busy_mounts": "maybe",
     "log_format": "xml",
@@ -125,6 +130,10 @@ def good_values(option: Option) -> tuple[str, str, Any, Any]:
     if isinstance(default, float):
         return "7s", "8", 7.0, 8.0
     special: dict[str, tuple[str, str, Any, Any]] = {
+        "gpu_resource_prefixes": ("a.b/c, d.e/f", "g.h/i", ("a.b/c", "d.e/f"), ("g.h/i",)),
+        "gpu_runtime_handlers": ("a, b", "c", frozenset({"a", "b"}), frozenset({"c"})),
+        "hidden_consumers": ("refuse", "ignore", "refuse", "ignore"),
+        "policy_owned_consumers": ("wait", "refuse", "wait", "refuse"),
         "unload_also": ("a-b, c", "d", ("a_b", "c"), ("d",)),
         "busy_mounts": ("refuse", "detach", "refuse", "detach"),
         "log_format": ("json", "text", "json", "text"),
@@ -134,7 +143,9 @@ def good_values(option: Option) -> tuple[str, str, Any, Any]:
 
 
 @pytest.mark.parametrize(
-    "option", [each for each in OPTIONS if each.flag and each.field != "drain_pod_selector"], ids=lambda each: each.field
+    "option",
+    [each for each in OPTIONS if each.flag and each.field not in ("drain_pod_selector", "consumer_selector")],
+    ids=lambda each: each.field,
 )
 def test_n59_a_flag_wins_over_the_environment_wins_over_the_default(option: Option) -> None:
     """N59: one precedence for all, and the origin of each value is kept."""

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from driver_manager import names
 from driver_manager.config import Settings
-from driver_manager.core.consumers import Action, PodPolicy, Reason, Verdict, drain_verdict, gpu_resources, verdict, verdicts
+from driver_manager.core.consumers import Action, PodPolicy, Reason, Verdict, drain_verdict, verdict, verdicts
 from driver_manager.core.selectors import parse_selector
 from driver_manager.core.snapshot import Identity, Owner, PodView, Taint, Toleration
+from driver_manager.core.uses import Evidence, uses
 from tests.core.given import pods
 
 TAINT = Taint(names.GPU_TAINT, "dm-run")
@@ -43,31 +44,31 @@ def decided(**fields: Any) -> Verdict:
 @pytest.mark.parametrize(
     ("fields", "action", "reason"),
     [
-        ({}, Action.EVICT, Reason.GPU_RESOURCE),
-        ({"resources": frozenset({"nvidia.com/mig-1g.5gb"})}, Action.EVICT, Reason.GPU_RESOURCE),
-        ({"resources": frozenset({"nvidia.com/gpu.shared"})}, Action.EVICT, Reason.GPU_RESOURCE),
+        ({}, Action.EVICT, Evidence.RESOURCE),
+        ({"resources": frozenset({"nvidia.com/mig-1g.5gb"})}, Action.EVICT, Evidence.RESOURCE),
+        ({"resources": frozenset({"nvidia.com/gpu.shared"})}, Action.EVICT, Evidence.RESOURCE),
         ({"resources": frozenset({"cpu", "amd.com/gpu"})}, Action.KEEP, Reason.NO_GPU),
         ({"resources": frozenset(), "has_empty_dir": True, "owner": None}, Action.KEEP, Reason.NO_GPU),
         ({"uid": "uid-me"}, Action.KEEP, Reason.OWN_POD),
         ({"labels": {names.COMPONENT_LABEL: "nvidia-driver"}}, Action.KEEP, Reason.DRIVER_POD),
         ({"labels": {names.COMPONENT_LABEL: "nvidia-vgpu-host-manager"}}, Action.KEEP, Reason.DRIVER_POD),
         ({"labels": {names.DRAIN_SKIP: "true"}}, Action.KEEP, Reason.OPTED_OUT),
-        ({"labels": {names.DRAIN_SKIP: "false"}}, Action.EVICT, Reason.GPU_RESOURCE),
+        ({"labels": {names.DRAIN_SKIP: "false"}}, Action.EVICT, Evidence.RESOURCE),
         ({"phase": "Succeeded"}, Action.KEEP, Reason.OVER),
         ({"phase": "Failed"}, Action.KEEP, Reason.OVER),
-        ({"phase": "Pending"}, Action.EVICT, Reason.GPU_RESOURCE),
+        ({"phase": "Pending"}, Action.EVICT, Evidence.RESOURCE),
         ({"is_terminating": True}, Action.AWAIT, Reason.TERMINATING),
         ({"is_terminating": True, "phase": "Failed"}, Action.AWAIT, Reason.TERMINATING),
         ({"annotations": {names.MIRROR: "x"}, "owner": Owner("Node", "n")}, Action.REFUSE, Reason.MIRROR_POD),
         ({"resources": frozenset(), "annotations": {names.MIRROR: "x"}}, Action.KEEP, Reason.NO_GPU),
-        ({"owner": DAEMON_SET}, Action.EVICT, Reason.GPU_RESOURCE),
+        ({"owner": DAEMON_SET}, Action.EVICT, Evidence.RESOURCE),
         ({"owner": DAEMON_SET, "tolerations": (Toleration("", "Exists"),)}, Action.REFUSE, Reason.DAEMON_SET),
         ({"owner": DAEMON_SET, "tolerations": (Toleration(names.GPU_TAINT, "Exists"),)}, Action.REFUSE, Reason.DAEMON_SET),
-        ({"owner": DAEMON_SET, "tolerations": (Toleration(names.GPU_TAINT, "Equal", "other"),)}, Action.EVICT, Reason.GPU_RESOURCE),
+        ({"owner": DAEMON_SET, "tolerations": (Toleration(names.GPU_TAINT, "Equal", "other"),)}, Action.EVICT, Evidence.RESOURCE),
         ({"owner": DAEMON_SET, "node_selector": {LABEL: "true"}}, Action.AWAIT, Reason.OPERAND),
-        ({"owner": REPLICA_SET, "node_selector": {LABEL: "true"}}, Action.EVICT, Reason.GPU_RESOURCE),
+        ({"owner": REPLICA_SET, "node_selector": {LABEL: "true"}}, Action.EVICT, Evidence.RESOURCE),
         ({"owner": DAEMON_SET, "namespace": "gpu-operator", "labels": {"app": APP}}, Action.AWAIT, Reason.OPERAND),
-        ({"owner": DAEMON_SET, "namespace": "elsewhere", "labels": {"app": APP}}, Action.EVICT, Reason.GPU_RESOURCE),
+        ({"owner": DAEMON_SET, "namespace": "elsewhere", "labels": {"app": APP}}, Action.EVICT, Evidence.RESOURCE),
         ({"owner": None}, Action.REFUSE, Reason.UNMANAGED),
         ({"has_empty_dir": True}, Action.REFUSE, Reason.EMPTY_DIR),
     ],
@@ -126,7 +127,7 @@ def test_who_is_never_evicted(pod: PodView, policy: PodPolicy) -> None:
     """N06, N11, R6: no pod without a GPU, no driver's, opted-out, static, ending or ended pod is ever evicted, and none where it is off."""
     if verdict(pod, policy).action is not Action.EVICT:
         return
-    assert gpu_resources(pod)
+    assert uses(pod, policy.context)
     assert pod.labels.get(names.COMPONENT_LABEL) not in names.DRIVER_COMPONENTS
     assert pod.labels.get(names.DRAIN_SKIP) != "true"
     assert names.MIRROR not in pod.annotations

@@ -31,9 +31,11 @@ from driver_manager.core.plan import (
     Unmount,
     describe,
 )
-from driver_manager.core.planner import Snapshot, needed_permissions, plan_round, plan_uninstall
+from driver_manager.core.planner import needed_permissions, plan_uninstall
 from driver_manager.core.record import Phase, Record, encode
 from driver_manager.core.report import plan_document
+from driver_manager.core.rounds import plan_round
+from driver_manager.core.seen import Snapshot
 from driver_manager.core.snapshot import (
     DriverFiles,
     HostView,
@@ -207,11 +209,12 @@ def test_decision_7_an_adopted_record() -> None:
     assert planned(with_record(seen=NOTHING)).steps[-1] == RestoreNode()
 
 
-def test_waits_are_one_turn() -> None:
-    """Everything that has to end first is in one plan without any change of labels; the next look decides anew."""
+def test_waits_change_nothing() -> None:
+    """What has to end first is a plan of its own, another tool's pause before all: pods it has paused are on their way out."""
     labels = {LABEL: "true", names.DEPLOY_PREFIX + "nvsm": "paused-for-mig-change"}
-    plan = planned(replace(SEEN, node=replace(NODE, labels=labels, annotations={names.UPGRADE_ENABLED: "true"})))
-    assert kinds(plan) == [AwaitForeignPause, AwaitPolicyOwner]
+    owned = {names.UPGRADE_ENABLED: "true"}
+    assert kinds(planned(replace(SEEN, node=replace(NODE, labels=labels, annotations=owned)))) == [AwaitForeignPause]
+    assert kinds(planned(replace(SEEN, node=replace(NODE, labels={LABEL: "true"}, annotations=owned)))) == [AwaitPolicyOwner]
 
 
 def test_restarting_a_plugin_keeps_an_adopted_record() -> None:
