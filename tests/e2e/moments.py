@@ -86,6 +86,13 @@ MOMENTS = (
 
 
 def let_go(node: StockNode, proxy: ApiProxy) -> None:
-    """Takes all obstacles away."""
+    """Takes all obstacles out of the way of a run that lives."""
     node.tree.faults()
+    proxy.clear()
+
+
+def bury(node: StockNode, proxy: ApiProxy) -> None:
+    """Takes all obstacles away after a run was killed; what it had sent and the proxy holds never reaches the server."""
+    node.tree.faults()
+    proxy.cut()
     proxy.clear()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.command import Ended, start
-from tests.e2e.moments import after_unload, let_go
+from tests.e2e.moments import after_unload, bury
 from tests.e2e.world import PAUSED, RECORD, STATUS, Object, StockNode, empty_host
 from tests.kube import stock
 from tests.kube.proxy import ApiProxy
@@ -103,7 +103,7 @@ def test_status(busy_node: StockNode, api_proxy: ApiProxy) -> None:
     assert idle["sentence"].startswith("as usual")
     assert busy_node.writes(mark) == []
     after_unload(busy_node, api_proxy).kill()
-    let_go(busy_node, api_proxy)
+    bury(busy_node, api_proxy)
     mark = busy_node.cp.audit_mark()
     left = busy_node.run("status", "--output", "json").require(0).document()
     assert left["record"]["run"] == busy_node.annotation(RECORD)["run"]
@@ -159,7 +159,7 @@ def test_preflight(busy_node: StockNode) -> None:
 def test_preflight_of_a_record_and_a_taint(busy_node: StockNode, api_proxy: ApiProxy) -> None:
     """N23: it warns of a record that a killed run left, and says which keep-off the driver's DaemonSet tolerates."""
     after_unload(busy_node, api_proxy).kill()
-    let_go(busy_node, api_proxy)
+    bury(busy_node, api_proxy)
     checks = {check["check"]: check for check in busy_node.run("preflight_check", "--output", "json").require(0).document()}
     assert checks["record"]["result"] == "warn"
     assert "nvidia.com/gpu" in checks["keep-off"]["sentence"]

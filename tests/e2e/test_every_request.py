@@ -52,6 +52,8 @@ def stop_at_each(node: StockNode, proxy: ApiProxy, end: Callable[[Running], None
             rest(node)
             return number - 1
         end(run)
+        if run.process.poll() is not None:
+            proxy.cut()  # what it had sent and the proxy holds never reaches the server
         proxy.clear()
         finish(node, run)
         node.wait_surface(before)

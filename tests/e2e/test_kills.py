@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.e2e.moments import MOMENTS, Moment, after_pause, after_unload, before_unload, in_mid_eviction, let_go
+from tests.e2e.moments import MOMENTS, Moment, after_pause, after_unload, before_unload, bury, in_mid_eviction, let_go
 from tests.e2e.world import RECORD, STATUS, StockNode, empty_host
 from tests.kube.proxy import ApiProxy
 
@@ -18,7 +18,7 @@ def test_killed_and_run_again(busy_node: StockNode, api_proxy: ApiProxy, moment:
     """R3, R4, N15: after a SIGKILL the next run finishes: node as at the start, no pod evicted twice, no record left."""
     before, mark, training = busy_node.surface(), busy_node.cp.audit_mark(), busy_node.uids("train")
     moment.arrive(busy_node, api_proxy).kill()
-    let_go(busy_node, api_proxy)
+    bury(busy_node, api_proxy)
     is_held = moment.name != "after the restore"
     assert (busy_node.annotation(RECORD) is not None) == is_held
     if is_held:
@@ -41,7 +41,7 @@ def test_killed_and_restored(busy_node: StockNode, api_proxy: ApiProxy, arrive: 
     assert callable(arrive)
     before = busy_node.surface()
     arrive(busy_node, api_proxy).kill()
-    let_go(busy_node, api_proxy)
+    bury(busy_node, api_proxy)
     mark, calls = busy_node.cp.audit_mark(), busy_node.tree.calls()
     busy_node.run("restore").require(0)
     busy_node.wait_surface(before)
@@ -55,7 +55,7 @@ def test_killed_and_rebooted(busy_node: StockNode, api_proxy: ApiProxy) -> None:
     """N54: of a record of another boot only the API half counts: cordon, taint and labels go back, nobody is evicted."""
     before = busy_node.surface()
     after_unload(busy_node, api_proxy).kill()
-    let_go(busy_node, api_proxy)
+    bury(busy_node, api_proxy)
     busy_node.tree = empty_host(busy_node.folder / "rebooted", boot_id="99999999-2222-3333-4444-555555555555")
     mark = busy_node.cp.audit_mark()
     ended = busy_node.run().require(0)
