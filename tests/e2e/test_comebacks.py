@@ -53,7 +53,7 @@ def test_daemon_set_that_tolerates_everything(busy_node: StockNode) -> None:
     add_exporter(busy_node, tolerations=[{"operator": "Exists"}])
     before, mark, first = busy_node.surface(), busy_node.cp.audit_mark(), busy_node.uids("exporter")
     ended = busy_node.run().require(65)
-    assert ended.said(f"DaemonSet {busy_node.namespace}/exporter", "nvidia.com/gpu.deploy.client=true")
+    assert ended.said(f"DaemonSet {busy_node.namespace}/exporter", "nvidia.com/gpu.deploy.client")
     assert busy_node.evictions(mark) == []
     assert busy_node.surface() == before
     assert busy_node.uids("exporter") == first
