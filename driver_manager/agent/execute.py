@@ -37,6 +37,7 @@ from driver_manager.core.plan import (
     UnloadModule,
     UnmarkHostDriver,
     Unmount,
+    counted,
     named,
 )
 from driver_manager.core.record import (
@@ -144,6 +145,8 @@ class Executor:
             case RestoreNode():
                 await self.restore(self.settings.restore_timeout)
             case RemoveFiles() | UnloadModule() | Unmount() | RemovePidFile() | AwaitNetworkDriver() | ProveFree():
+                if self.record is not None:
+                    await self.writer.still_ours()
                 await self.host_work.do(step)
             case _:
                 assert_never(step)
@@ -272,7 +275,7 @@ class Executor:
         limit = self.settings.operand_timeout
 
         def tell(left: tuple[PodView, ...]) -> None:
-            sentence = f"waiting for {len(left)} pods whose label is paused to be gone (limit {duration_words(limit)})"
+            sentence = f"waiting for {counted(left)} whose label is paused to be gone (limit {duration_words(limit)})"
             self.progress.wait(Waiting("operands-leaving", sentence, pod_blockers(left, "is leaving")))
 
         await wait_until_gone(self.tracker, self.clock, pods, limit, tell)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
@@ -19,6 +20,9 @@ Result = TypeVar("Result")
 FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 10.0
 """Seconds between two tries, doubling from the first to the longest."""
+FRESH: Final = 2.0
+"""Seconds for which a read of the node counts as now, between two changes of the host."""
+CHECK_TIMEOUT: Final = 5.0
 PATIENCE: Final = 10.0
 """Seconds that a change of the world gets to come to its end when we are told to stop: a call into the kernel may never come back."""
 
@@ -53,10 +57,34 @@ class NodeWriter:
     """One node, as last seen, and the way to change it."""
 
     def __init__(self, cluster: Cluster, clock: Clock, node: NodeView, run: str) -> None:
-        self.cluster, self.clock, self.node, self.run = cluster, clock, node, run
+        self.cluster, self.clock, self.run = cluster, clock, run
+        self.node = node
         self.may_tell = True
         """Whether the status may be written on its own; not any more when the node is being put back."""
         self._one_at_a_time = asyncio.Lock()
+
+    @property
+    def node(self) -> NodeView:
+        """The node, as last seen."""
+        return self._node
+
+    @node.setter
+    def node(self, node: NodeView) -> None:
+        self._node, self._seen_at = node, self.clock.now()
+
+    async def still_ours(self) -> None:
+        """Makes sure, before a change of the host, that the node is still there and this run's (decision 6).
+
+        What was seen a moment ago counts; an API server that does not answer stops nothing here.
+
+        Raises:
+            TakenOver: it is not.
+        """
+        if self.clock.now() - self._seen_at < FRESH:
+            return
+        with suppress(Unreachable):
+            await _within(CHECK_TIMEOUT, self.refresh())
+        self.check_ours(self.node)
 
     async def refresh(self) -> NodeView:
         """Reads the node again.

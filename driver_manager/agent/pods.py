@@ -9,6 +9,7 @@ from driver_manager.agent.progress import Progress
 from driver_manager.agent.together import each_of
 from driver_manager.config import duration_words
 from driver_manager.core.consumers import virtual_machine
+from driver_manager.core.plan import counted
 from driver_manager.core.report import Blocker, Waiting
 from driver_manager.core.snapshot import ChangeKind, PodList, PodView
 from driver_manager.errors import (
@@ -234,9 +235,9 @@ class Evictor:
         stuck = [pod for pod in pods if pod.uid in self.blocked]
         if stuck:
             blockers = tuple(Blocker("pod", pod.ref, _blocked_words(self.blocked[pod.uid]), pod.uid) for pod in stuck)
-            return Waiting("blocked-by-budget", f"waiting until {len(stuck)} pods may be evicted (limit {limit})", blockers)
+            return Waiting("blocked-by-budget", f"waiting until {counted(stuck)} may be evicted (limit {limit})", blockers)
         blockers = tuple(Blocker("pod", pod.ref, "is ending" if pod.is_terminating else "is to be evicted", pod.uid) for pod in pods)
-        return Waiting("evicting", f"waiting for {len(pods)} pods to be gone (limit {limit})", blockers)
+        return Waiting("evicting", f"waiting for {counted(pods)} to be gone (limit {limit})", blockers)
 
 
 def _blocked_words(error: EvictionBlocked) -> str:

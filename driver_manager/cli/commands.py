@@ -24,6 +24,8 @@ from driver_manager.ports import Cluster, Host
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
+LOOKING_SECONDS = 5.0
+"""How long the commands that only look try a read again."""
 
 
 def _begin(effective: Effective) -> Settings:
@@ -71,10 +73,13 @@ async def _unless_stopped(stop: asyncio.Event, work: Awaitable[int]) -> int:
     return int(Exit.AGAIN)
 
 
-async def _connect(settings: Settings) -> Cluster:
+async def _connect(settings: Settings, *, is_patient: bool = False) -> Cluster:
+    """Opens the connection; a person who only looks is not kept waiting for a server that does not answer."""
     from driver_manager.kube import connect
+    from driver_manager.kube.client import RETRY_SECONDS
 
-    return await connect(settings.kubeconfig or None, SystemClock())
+    patience = RETRY_SECONDS if is_patient else LOOKING_SECONDS
+    return await connect(settings.kubeconfig or None, SystemClock(), retry_seconds=patience)
 
 
 def _run(work: Callable[[asyncio.Event], Awaitable[Result]]) -> Result:
@@ -97,7 +102,7 @@ def _changing(effective: Effective, what: Callable[[Agent, asyncio.Event], Await
 
     async def work(stop: asyncio.Event) -> Outcome:
         host = _open_host(settings)
-        cluster = await _connect(settings)
+        cluster = await _connect(settings, is_patient=True)
         try:
             with _live(settings) as on_change:
                 clock = SystemClock()

@@ -3,7 +3,7 @@
 A plan is short and ends with a look: after evictions the agent observes again and asks the planner anew rather than trust a long list.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -226,11 +226,11 @@ def describe(step: Step) -> str:
         case AwaitOtherDriver(pods):
             return f"wait for the other driver on this node: {named(pods)}"
         case TryEvictions(pods):
-            return f"ask whether {len(pods)} pods may be evicted"
+            return f"ask whether {counted(pods)} may be evicted"
         case PauseNode(record=record, labels=labels):
-            return f"pause {len(labels)} operands{', cordon' if record.is_cordoned else ''}{', taint' if record.taint else ''}"
+            return f"pause {counted(labels, 'operand')}{', cordon' if record.is_cordoned else ''}{', taint' if record.taint else ''}"
         case FreePods(evict=evict, leaving=leaving):
-            return f"evict {len(evict)} pods and wait until they and {len(leaving)} others are gone"
+            return f"evict {counted(evict)} and wait until they and {counted(leaving, 'other')} are gone"
         case ProveNoClaims():
             return "make sure that no pod holds a claim"
         case PauseLast(labels=labels, evict=evict):
@@ -262,3 +262,8 @@ def named(pods: tuple[PodView, ...], limit: int = 5) -> str:
     """Pods by name, the first few and a count."""
     shown = ", ".join(pod.ref for pod in pods[:limit])
     return shown + (f" and {len(pods) - limit} more" if len(pods) > limit else "")
+
+
+def counted(things: Collection[object], noun: str = "pod") -> str:
+    """How many there are: `1 pod`, `2 pods`."""
+    return f"{len(things)} {noun}" + ("" if len(things) == 1 else "s")

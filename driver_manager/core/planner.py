@@ -37,6 +37,7 @@ from driver_manager.core.plan import (
     UnloadModule,
     UnmarkHostDriver,
     Unmount,
+    counted,
 )
 from driver_manager.core.record import Phase, Record, find_record, merged
 from driver_manager.core.rounds import pods_to
@@ -290,7 +291,7 @@ def _full_steps(
 def _refusal_of_pods(plan: Plan, refused: Sequence[Verdict]) -> Plan:
     lines = tuple(f"pod {each.pod.ref} {each.sentence} ({each.reason}; {each.setting})" for each in refused)
     hint = "; ".join(dict.fromkeys(each.setting for each in refused))
-    because = f"{len(refused)} pods use the driver and may not be moved"
+    because = f"{counted(refused)} using the driver may not be moved"
     return replace(plan, path=Path.REFUSED, because=because, refusals=lines, hint=hint, ends_with=Exit.REFUSED)
 
 

@@ -48,13 +48,16 @@ LIST_TRIES: Final = 3
 """How often a list is begun anew because the server forgot it half-way."""
 
 
-async def connect(kubeconfig: str | None, clock: Clock, *, request_timeout: float = 10.0) -> "KubeCluster":
+async def connect(
+    kubeconfig: str | None, clock: Clock, *, request_timeout: float = 10.0, retry_seconds: float = RETRY_SECONDS
+) -> "KubeCluster":
     """Gets ready to talk to the API server, without a request.
 
     Args:
         kubeconfig: paths as in $KUBECONFIG; None for the service account of the pod we run in.
         clock: for the pauses between tries.
         request_timeout: seconds that one request may take.
+        retry_seconds: how long a read that gets no answer is tried again.
 
     Raises:
         ConfigError: the configuration is missing or cannot be used.
@@ -62,14 +65,15 @@ async def connect(kubeconfig: str | None, clock: Clock, *, request_timeout: floa
     from driver_manager.kube.connection import Connection  # loads the libraries: most of the start-up
 
     connection = await Connection.open(kubeconfig, request_timeout)
-    return KubeCluster(connection, clock, views.identity(await connection.token()))
+    return KubeCluster(connection, clock, views.identity(await connection.token()), retry_seconds)
 
 
 class KubeCluster:
     """A Cluster (`ports.Cluster`) behind a real API server."""
 
-    def __init__(self, connection: "Connection", clock: Clock, identity: Identity) -> None:
+    def __init__(self, connection: "Connection", clock: Clock, identity: Identity, retry_seconds: float = RETRY_SECONDS) -> None:
         self._connection = connection
+        self._retry_seconds = retry_seconds
         self._clock = clock
         self._identity = identity
 
@@ -170,7 +174,7 @@ class KubeCluster:
         started = self._clock.now()
 
         def is_late(state: RetryCallState) -> bool:
-            return self._clock.now() - started + state.upcoming_sleep > RETRY_SECONDS
+            return self._clock.now() - started + state.upcoming_sleep > self._retry_seconds
 
         retrying = AsyncRetrying(
             sleep=self._clock.sleep,

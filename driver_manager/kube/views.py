@@ -25,6 +25,9 @@ from driver_manager.core.snapshot import (
     Toleration,
 )
 
+NONE_OF_IT = frozenset({b"0", b""})
+"""A quantity of nothing, as the API server writes it."""
+
 
 class _Wire(msgspec.Struct, frozen=True, rename="camel", gc=False):
     """What all objects on the wire share: camelCase names, and unknown fields are passed over."""
@@ -470,12 +473,11 @@ def _affinity(affinity: _Affinity | None) -> tuple[tuple[LabelExpression, ...], 
 
 
 def _resource_names(spec: _PodSpec) -> Iterator[str]:
-    """Every name in requests and limits, of all containers and of the pod itself."""
+    """Every name in requests and limits, of all containers and of the pod itself; none of something is no use of it."""
     kinds = (spec.containers, spec.init_containers, spec.ephemeral_containers)
     for resources in (spec.resources, *(container.resources for kind in kinds for container in kind or ())):
-        if resources:
-            yield from resources.requests or ()
-            yield from resources.limits or ()
+        for quantities in (resources.requests, resources.limits) if resources else ():
+            yield from (name for name, quantity in (quantities or {}).items() if bytes(quantity).strip(b'"') not in NONE_OF_IT)
 
 
 def _claim_names(spec: _PodSpec, status: _PodStatus) -> Iterator[str]:

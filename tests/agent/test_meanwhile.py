@@ -353,3 +353,34 @@ def test_the_lock_is_held() -> None:
         assert (await stage.run()).code == 0
 
     play(story)
+
+
+@pytest.mark.parametrize("is_made_anew", [True, False])
+def test_a_node_that_goes_in_the_middle_of_the_unload(is_made_anew: bool) -> None:
+    """Decision 6: while a busy module is tried again the node goes: no further change of the host is made."""
+
+    async def story(stage: Stage) -> None:
+        world = stage.world
+        machine = world.machine(NODE)
+
+        def go() -> None:
+            world.remove_node(NODE)
+            if is_made_anew:
+                world.add_node(NODE, labels={PAUSED_LABEL: "mine"})
+            world.kubelets.machines[NODE] = machine
+            machine.modules["nvidia_uvm"].users = 0
+
+        def busy() -> None:
+            machine.modules["nvidia_uvm"].users = 1
+
+        world.faults.on("unload_module", Do(busy), where=lambda call: call.args.get("name") == "nvidia_uvm")
+        world.faults.on("unload_module", Do(lambda: stage.later(5.0, go)), where=lambda call: call.args.get("name") == "nvidia_uvm", skip=1)
+        run = await stage.run()
+        assert run.code == 75
+        assert ("anew" if is_made_anew else "gone") in run.sentence
+        assert "nvidia" not in [name for _, name in stage.unloads()]
+        assert [call for call in machine.calls if call.call == "umount2"] == []
+        if is_made_anew:
+            assert world.node(NODE).labels[PAUSED_LABEL] == "mine"
+
+    play(story)

@@ -174,3 +174,10 @@ def test_odd_json_is_an_error_of_one_kind(item: Any) -> None:
     for read in (views.node_view, views.pod_page, views.watch_event, views.daemon_set_view, views.permissions, views.is_allowed):
         with pytest.raises((msgspec.MsgspecError, ValueError)):
             read(raw(item))
+
+
+@pytest.mark.parametrize("quantity", ["0", 0])
+def test_none_of_a_resource_is_no_use(quantity: object) -> None:
+    """A limit of nothing, as charts write it for CPU-only pods, names the resource and uses none of it."""
+    pod = view(containers=[{"name": "main", "resources": {"limits": {"nvidia.com/gpu": quantity, "cpu": "1"}}}])
+    assert pod.resources == {"cpu"}
