@@ -179,6 +179,6 @@ def _process(pod: PodView, context: UseContext) -> Use | None:
 
 
 ROWS: Final[tuple[Callable[[PodView, UseContext], Use | None], ...]] = (
-    _resource, _claim, _client_mark, _client_selector, _runtime_class, _host_device, _driver_root, _cdi, _selector, _dra_plugin, _process,
+    _dra_plugin, _resource, _claim, _client_mark, _client_selector, _runtime_class, _host_device, _driver_root, _cdi, _selector, _process,
 )  # fmt: skip
-"""All kinds of evidence, the plainest first."""
+"""All kinds of evidence, the plainest first; the plugin says more of its pod than the driver root that it mounts."""
