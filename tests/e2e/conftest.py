@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.gpu_users import GpuUsers
 from tests.e2e.world import StockNode
 from tests.kube.controlplane import ControlPlane
 
@@ -29,3 +30,11 @@ def busy_node(node: StockNode) -> StockNode:
     node.add_operands(only=("device-plugin", "dcgm"))
     node.add_training(3, grace_seconds=1)
     return node
+
+
+@pytest.fixture
+def users(node: StockNode) -> Iterator[GpuUsers]:
+    """What uses the driver on that node besides; made by the test."""
+    made = GpuUsers(node)
+    yield made
+    made.remove()
