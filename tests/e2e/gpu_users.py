@@ -6,10 +6,10 @@ import shutil
 import threading
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from tests.e2e.world import Object, StockNode
-from tests.kube.controlplane import STRATEGIC
+from tests.kube.controlplane import MERGE, STRATEGIC
 from tests.kube.recorder import Event, Recorder
 from tests.kube.space import daemon_set, deployment
 
@@ -72,7 +72,7 @@ class GpuUsers:
             "metadata": {"name": name, "labels": {"app": name}, "annotations": MIRROR, "ownerReferences": [owner]},
             "spec": {
                 "nodeName": self.node.name,
-                "containers": [asks(**{"nvidia.com/gpu": gpus}) if gpus else {"name": "main", "image": "none"}],
+                "containers": [asks(amount=gpus) if gpus else {"name": "main", "image": "none"}],
                 "tolerations": [{"operator": "Exists", "effect": "NoExecute"}],
             },
         }
@@ -198,6 +198,66 @@ class Processes:
             end_process(self._node, pid)
 
 
+class Unpreparing:
+    """Lets pods with claims end only while the DRA plugin is there to take their devices back, as a kubelet does.
+
+    The pods are told to hang in Terminating (`HANGS`); one that is marked is let go when a plugin's pod is there that is not marked itself.
+    """
+
+    HANGS: ClassVar[Object] = {"kubelet.sim/stop-after": "never"}
+
+    def __init__(self, node: StockNode, plugin: str) -> None:
+        self._node, self._plugin = node, plugin
+        self.pods: Recorder = node.cp.record(f"{node.space}/pods", f"fieldSelector=spec.nodeName%3D{node.name}")
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="unpreparing", daemon=True)
+
+    def __enter__(self) -> Self:
+        self.pods.__enter__()
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._is_over.set()
+        self._thread.join(5)
+        self.pods.stop()
+
+    def _work(self) -> None:
+        let_go: set[str] = set()
+
+        def is_due(event: Event) -> bool:
+            annotations = event.object["metadata"].get("annotations", {})
+            is_held = annotations.get("kubelet.sim/stop-after") == "never" and "deletionTimestamp" in event.object["metadata"]
+            return self._is_over.is_set() or (event.kind != "DELETED" and is_held and event.uid not in let_go)
+
+        while not self._is_over.is_set():
+            try:
+                event = self.pods.wait_for(is_due, timeout=1.0)
+            except AssertionError:
+                continue
+            if self._is_over.is_set():
+                return
+            let_go.add(event.uid)
+            if self._node.ready_pods([self._plugin]):
+                body = {"metadata": {"uid": event.uid, "annotations": {"kubelet.sim/stop-after": None}}}
+                self._node.cp.request("PATCH", f"{self._node.space}/pods/{event.name}", body, content_type=MERGE)
+
+
+def happened(pods: Recorder) -> list[tuple[int, str, str]]:
+    """What happened to pods, in the server's order: its version, `marked` or `gone`, and the label `app`."""
+    found: list[tuple[int, str, str]] = []
+    marked: set[str] = set()
+    for event in list(pods.events):
+        meta = event.object["metadata"]
+        at = (int(meta["resourceVersion"]), meta["labels"].get("app", ""))
+        if "deletionTimestamp" in meta and event.uid not in marked:
+            marked.add(event.uid)
+            found.append((at[0], "marked", at[1]))
+        if event.kind == "DELETED":
+            found.append((at[0], "gone", at[1]))
+    return sorted(found)
+
+
 def end_process(node: StockNode, pid: int) -> None:
     """A process of the host ends: its folder goes all at once."""
     root = node.tree.root
@@ -214,9 +274,9 @@ def cgroup_of(uid: str, layout: str = "systemd") -> str:
     return f"0::/kubepods.slice/kubepods-burstable.slice/{slice_}/cri-containerd-0123456789abcdef.scope\n"
 
 
-def asks(name: str = "main", *, restart: str = "", **amounts: int) -> Object:
-    """A container with limits; with `restart` an init container that goes on running."""
-    limits = {resource: str(amount) for resource, amount in amounts.items()}
+def asks(resource: str = "nvidia.com/gpu", amount: int = 1, *, name: str = "main", restart: str = "") -> Object:
+    """A container with a limit; with `restart` an init container that goes on running."""
+    limits = {resource: str(amount)}
     return {"name": name, "image": "none", "resources": {"limits": limits}} | ({"restartPolicy": restart} if restart else {})
 
 

@@ -18,7 +18,7 @@ from tests.e2e.world import Object, StockNode
 pytestmark = pytest.mark.kube
 CPU: list[Object] = [{"name": "main", "image": "none"}]
 CLIENT, CUSTOM, POOL = "nvidia.com/gpu.deploy.client", "example.com/gpu-client", "role"
-SETTINGS = {
+SETTINGS: Object = {
     "NODE_LABEL_FOR_GPU_POD_EVICTION": CUSTOM,
     "CONSUMER_POD_SELECTOR": f"{POOL}=gpu-user",
     "GPU_RESOURCE_PREFIXES": "nvidia.com/gpu,nvidia.com/mig-,nvidia.com/GRID",
@@ -42,12 +42,12 @@ KEPT = {
 
 def add_declared(users: GpuUsers) -> None:
     """Those that say it in their pods."""
-    users.deployment("plain", containers=[asks(**{"nvidia.com/gpu": 1})])
-    users.deployment("init", containers=CPU, initContainers=[asks("first", **{"nvidia.com/gpu": 1})])
-    users.deployment("sidecar", containers=CPU, initContainers=[asks("beside", restart="Always", **{"nvidia.com/gpu": 1})])
-    users.deployment("shared", containers=[asks(**{"nvidia.com/gpu.shared": 1})])
-    users.deployment("mig", containers=[asks(**{"nvidia.com/mig-1g.10gb": 1})])
-    users.deployment("vgpu", containers=[asks(**{"nvidia.com/GRID_T4-1Q": 1})])
+    users.deployment("plain", containers=[asks()])
+    users.deployment("init", containers=CPU, initContainers=[asks(name="first")])
+    users.deployment("sidecar", containers=CPU, initContainers=[asks(name="beside", restart="Always")])
+    users.deployment("shared", containers=[asks("nvidia.com/gpu.shared")])
+    users.deployment("mig", containers=[asks("nvidia.com/mig-1g.10gb")])
+    users.deployment("vgpu", containers=[asks("nvidia.com/GRID_T4-1Q")])
     users.deployment("by-annotation", annotations={"nvidia.com/gpu.client": "true"})
     users.deployment("by-label", labels={"nvidia.com/gpu.client": "true"})
     users.deployment("picky", nodeSelector={CLIENT: "true"})
@@ -73,7 +73,7 @@ def add_claims(users: GpuUsers) -> None:
     users.allow_admin_access()
     users.deployment("claim", **users.claim("by-name", gpu))
     users.deployment("template", **users.template("for-each", gpu))
-    users.deployment("extended", containers=[asks(**{extended: 1})])
+    users.deployment("extended", containers=[asks(extended)])
     users.deployment("admin", **users.template("monitoring", gpu, allocationMode="All", adminAccess=True))
     users.deployment("channel", **users.template("channels", domain))
     users.deployment("tpu", **users.template("tpus", tpu))
@@ -87,7 +87,7 @@ def add_bystanders(users: GpuUsers) -> None:
     users.daemon_set("daemon")
     users.daemon_set("storage", volumes=host_paths("/dev", "/var/lib/storage"), tolerations=[{"operator": "Exists"}])
     users.deployment("runc", runtimeClassName="runc")
-    users.deployment("opted-out", labels={"nvidia.com/gpu-driver-upgrade-drain.skip": "true"}, containers=[asks(**{"nvidia.com/gpu": 1})])
+    users.deployment("opted-out", labels={"nvidia.com/gpu-driver-upgrade-drain.skip": "true"}, containers=[asks()])
     users.node.add_pod("bare")
     users.mirror_pod("static")
 
