@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from driver_manager.core.selectors import Selector, parse_selector
 from driver_manager.errors import ConfigError
-from driver_manager.names import GPU_RESOURCE_PREFIXES, GPU_RUNTIME_HANDLERS, KEEP_OFF_TAINT
+from driver_manager.names import GPU_RESOURCE_PREFIXES, GPU_RUNTIME_HANDLERS, KEEP_OFF_TAINT, NEVER_PAUSED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +22,7 @@ class Settings:
     operator_namespace: str = "gpu-operator"
     kubeconfig: str = ""
     host_tree: str = ""
+    no_cluster: bool = False
     enable_gpu_pod_eviction: bool = True
     enable_auto_drain: bool = False
     drain_use_force: bool = False
@@ -32,6 +33,7 @@ class Settings:
     gpu_direct_rdma_enabled: bool = False
     use_host_mofed: bool = False
     force_reinstall: bool = False
+    host_driver: str = "keep"
     driver_config_digest: str = ""
     keep_off_taint_key: str = KEEP_OFF_TAINT
     gpu_resource_prefixes: tuple[str, ...] = GPU_RESOURCE_PREFIXES
@@ -182,6 +184,13 @@ class Option:
 _KEY_RULE: Final = _matching(_LABEL_KEY, "a label key such as example.com/gpu-client")
 _NAME_RULE: Final = _matching(_NAME, "a name of lower-case letters, digits, '-' and '.'")
 
+
+def _client_key(text: str) -> str:
+    if text in NEVER_PAUSED:
+        raise ValueError("this label brings the driver itself to the node and is never paused; allowed is another label key")
+    return _KEY_RULE(text)
+
+
 OPTIONS: Final = (
     Option("node_name", "node-name", "NODE_NAME", _NAME_RULE, "name of this node"),
     Option("drain_use_force", "drain-use-force", "DRAIN_USE_FORCE", parse_bool,
@@ -198,13 +207,17 @@ OPTIONS: Final = (
            "evict pods that use a GPU", empty=False),
     Option("operator_namespace", "operator-namespace", "OPERATOR_NAMESPACE", _NAME_RULE,
            "namespace of the GPU operator and its operands"),
-    Option("custom_label", "node-label-for-gpu-pod-eviction", "NODE_LABEL_FOR_GPU_POD_EVICTION", _KEY_RULE,
+    Option("custom_label", "node-label-for-gpu-pod-eviction", "NODE_LABEL_FOR_GPU_POD_EVICTION", _client_key,
            "one more node label to pause: DaemonSets that select it leave the node"),
     Option("gpu_direct_rdma_enabled", "gpu-direct-rdma-enabled", "GPU_DIRECT_RDMA_ENABLED", parse_bool,
            "wait for the network driver where there is a Mellanox device", empty=False),
     Option("use_host_mofed", "use-host-mofed", "USE_HOST_MOFED", parse_bool,
            "the network driver is the host's own", empty=False),
     Option("kubeconfig", "kubeconfig", "KUBECONFIG", _text, "kubeconfig file; the pod's own account by default"),
+    Option("no_cluster", "no-cluster", "NO_CLUSTER", parse_bool,
+           "there is no cluster: free this machine alone, its record is a file below /run", empty=False),
+    Option("host_driver", "host-driver", "HOST_DRIVER", _one_of("keep", "unload"),
+           "what to do with a driver that was installed on the host itself: keep it (exit code 72) or unload it"),
     Option("force_reinstall", "force-reinstall", "FORCE_REINSTALL", parse_bool,
            "free the driver even if the wanted one is loaded already", empty=False),
     Option("driver_config_digest", "", "DRIVER_CONFIG_DIGEST", str.strip,

@@ -19,6 +19,7 @@ from driver_manager.names import (
     DEPLOY_PREFIX,
     DRAIN_SKIP,
     DRIVER_COMPONENTS,
+    GPU_CLIENT,
     GPU_DRA_DRIVER,
     GPU_RESOURCE_PREFIXES,
     MIRROR,
@@ -29,6 +30,7 @@ from driver_manager.names import (
     VM_LABEL,
     VM_NAME_LABEL,
 )
+from driver_manager.operands import OPERANDS, Turn
 
 
 class Action(StrEnum):
@@ -109,6 +111,7 @@ class PodPolicy:
         return UseContext(settings=self.settings, runtime_handlers=self.runtime_handlers, claims=self.claims, holders=self.holders)
 
 
+_LAST_APPS: Final = frozenset(operand.app for operand in OPERANDS if operand.app and operand.turn is Turn.LAST)
 Rule = Callable[[PodView, PodPolicy, tuple[Use, ...]], Verdict | None]
 
 
@@ -123,7 +126,7 @@ def verdict(pod: PodView, policy: PodPolicy) -> Verdict:
     for rule in RULES:
         if (decided := rule(pod, policy, found)) is not None:
             return replace(decided, uses=found)
-    return Verdict(pod, Action.EVICT, found[0].evidence, _words(found), found[0].setting, found)
+    return Verdict(pod, Action.EVICT, found[0].evidence, _words(found), found[0].setting, found, is_last=is_dra_plugin(pod))
 
 
 def _words(found: tuple[Use, ...]) -> str:
@@ -179,7 +182,8 @@ def _operand(pod: PodView, policy: PodPolicy, found: tuple[Use, ...]) -> Verdict
         return Verdict(pod, Action.AWAIT, Reason.OPERAND, f"goes last, when the node label {key} is paused", is_last=True)
     app = pod.labels.get("app")
     if pod.namespace == policy.settings.operator_namespace and app in policy.operand_apps:
-        return Verdict(pod, Action.AWAIT, Reason.OPERAND, f"is the operand {app}, whose node label is paused", is_last=is_dra_plugin(pod))
+        is_last = is_dra_plugin(pod) or app in _LAST_APPS
+        return Verdict(pod, Action.AWAIT, Reason.OPERAND, f"is the operand {app}, whose node label is paused", is_last=is_last)
     return None
 
 
@@ -190,7 +194,7 @@ def _fits_when_paused(pod: PodView, policy: PodPolicy, paused: Mapping[str, str]
 
 
 def _paused_key(pod: PodView, paused: Mapping[str, str]) -> str:
-    return next((key for key in paused if key in pod.node_selector or key in pod.affinity_keys), "of its selector")
+    return next((key for key in paused if key in pod.selecting_keys), "of its selector")
 
 
 def _compute_domain(pod: PodView, policy: PodPolicy, found: tuple[Use, ...]) -> Verdict | None:
@@ -203,8 +207,10 @@ def _compute_domain(pod: PodView, policy: PodPolicy, found: tuple[Use, ...]) -> 
 def _no_use(pod: PodView, policy: PodPolicy, found: tuple[Use, ...]) -> Verdict | None:
     if found:
         return None
-    hint = "; it mounts all of /dev, which alone is no sign" if any(path.rstrip("/") == "/dev" for path in pod.host_paths) else ""
-    return Verdict(pod, Action.KEEP, Reason.NO_GPU, f"uses no GPU that it declares or the kernel shows{hint}")
+    hints = ["it mounts all of /dev, which alone is no sign"] if any(path.rstrip("/") == "/dev" for path in pod.host_paths) else []
+    marks = (values[GPU_CLIENT] for values in (pod.annotations, pod.labels) if GPU_CLIENT in values)
+    hints += [f"{GPU_CLIENT} is {mark[:63]!r}, and only 'true' would count" for mark in marks if mark != "false"]
+    return Verdict(pod, Action.KEEP, Reason.NO_GPU, "; ".join(["uses no GPU that it declares or the kernel shows", *hints]))
 
 
 def _hidden(pod: PodView, policy: PodPolicy, found: tuple[Use, ...]) -> Verdict | None:
@@ -307,13 +313,13 @@ def labels_of_consumers(pods: Iterable[PodView], context: UseContext) -> frozens
     found = set()
     for pod in pods:
         if _is_daemon(pod) and pod.labels.get(COMPONENT_LABEL) not in DRIVER_COMPONENTS and uses(pod, context):
-            found |= {key for key in (*pod.node_selector, *pod.affinity_keys) if key.startswith(DEPLOY_PREFIX)}
+            found |= {key for key in pod.selecting_keys if key.startswith(DEPLOY_PREFIX)}
     return frozenset(found - NEVER_PAUSED)
 
 
 def labels_of_plugins(pods: Iterable[PodView], settings: Settings) -> frozenset[str]:
     """Labels to pause that a DRA plugin selects."""
-    keys = {key for pod in pods if is_dra_plugin(pod) for key in (*pod.node_selector, *pod.affinity_keys)}
+    keys = {key for pod in pods if is_dra_plugin(pod) for key in pod.selecting_keys}
     return frozenset(key for key in keys if key.startswith(DEPLOY_PREFIX) or key == settings.custom_label) - NEVER_PAUSED
 
 

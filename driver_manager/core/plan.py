@@ -227,6 +227,8 @@ def describe(step: Step) -> str:
             return f"wait for the other driver on this node: {named(pods)}"
         case TryEvictions(pods):
             return f"ask whether {counted(pods)} may be evicted"
+        case PauseNode(record=record, labels=labels) if not (labels or record.is_cordoned or record.taint):
+            return "write down what is going to be changed"
         case PauseNode(record=record, labels=labels):
             return f"pause {counted(labels, 'operand')}{', cordon' if record.is_cordoned else ''}{', taint' if record.taint else ''}"
         case FreePods(evict=evict, leaving=leaving):

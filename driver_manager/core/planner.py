@@ -75,8 +75,8 @@ def plan_uninstall(seen: Snapshot, settings: Settings) -> Plan:
 
 
 def _plan_by_driver(seen: Snapshot, settings: Settings, record: Record | None) -> Plan:
-    if (version := host_driver(seen.host, seen.host_smi_version)) is not None:
-        return _plan_host_driver(seen, version, record)
+    if settings.host_driver == "keep" and (version := host_driver(seen.host, seen.host_smi_version)) is not None:
+        return _plan_host_driver(seen, settings, version, record)
     undo: tuple[Step, ...] = (RestoreNode(),) if record is not None else ()
     unmark = _unmark(seen.node)
     if stuck := stuck_modules(seen.host.modules):
@@ -112,12 +112,14 @@ def _refused(sentence: str, hint: str, code: Exit) -> Plan:
 # The ways that disturb nobody ---------------------------------------------------------------------------------------
 
 
-def _plan_host_driver(seen: Snapshot, version: str, record: Record | None) -> Plan:
+def _plan_host_driver(seen: Snapshot, settings: Settings, version: str, record: Record | None) -> Plan:
     because = f"the loaded driver {version} belongs to the host"
     hint = "nothing is changed on a node whose driver the host owns; remove the host's driver to use the containerised one"
+    if settings.no_cluster:
+        hint = "nothing is changed; HOST_DRIVER=unload frees a driver of the host's own"
     steps: tuple[Step, ...] = (RestoreNode(),) if record is not None else ()
     value = seen.node.labels.get(DEPLOY_DRIVER)
-    if value != PRE_INSTALLED and not seen.wants_vfio:
+    if value != PRE_INSTALLED and not seen.wants_vfio and not settings.no_cluster:
         steps = (*steps, MarkHostDriver(value, version))
     return Plan(path=Path.HOST_DRIVER, because=because, steps=steps, hint=hint, ends_with=Exit.HOST_DRIVER)
 
@@ -244,7 +246,7 @@ def _plan_full(seen: Snapshot, settings: Settings, record: Record | None, unmark
         return _refusal_of_pods(common, refused)
     if waits := _waits(seen, decided):
         return replace(common, path=Path.WAIT, steps=waits)
-    wants_cordon = not seen.is_policy_owned and (settings.enable_gpu_pod_eviction or settings.enable_auto_drain)
+    wants_cordon = not settings.no_cluster and not seen.is_policy_owned and (settings.enable_gpu_pod_eviction or settings.enable_auto_drain)
     made = merged(
         record,
         replace(
@@ -272,7 +274,7 @@ def _full_steps(
     return (
         *((TryEvictions(evict),) if evict else ()),
         PauseNode(record, labels.first),
-        FreePods(pods_to(Action.EVICT, first), pods_to(Action.AWAIT, first)),
+        *(() if settings.no_cluster else (FreePods(pods_to(Action.EVICT, first), pods_to(Action.AWAIT, first)),)),
         *((ProveNoClaims(), pause_last) if labels.last or last else ()),
         AwaitReleased(modules),
         LookAgain(),

@@ -101,6 +101,8 @@ def other_drivers(seen: Snapshot) -> tuple[PodView, ...]:
 
 def choose_keep_off_of(seen: Snapshot, settings: Settings, record: Record | None) -> KeepOff:
     """The taint for a run on this node: what the owner of our pod tolerates decides, read from its DaemonSet or from our pod."""
+    if settings.no_cluster:
+        return KeepOff(None, "there is no cluster, so nothing but this machine is changed")
     tolerations: tuple[Toleration, ...] | None = None
     if seen.daemon_set is not None:
         tolerations = seen.daemon_set.tolerations

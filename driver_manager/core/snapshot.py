@@ -135,8 +135,13 @@ class PodView:
 
     @property
     def affinity_keys(self) -> frozenset[str]:
-        """Keys of node labels that its required node affinity speaks of."""
-        return frozenset(expression.key for term in self.affinity for expression in term)
+        """Keys of node labels that its required node affinity wants to be there; what it avoids is not among them."""
+        return frozenset(each.key for term in self.affinity for each in term if each.operator not in ("NotIn", "DoesNotExist"))
+
+    @property
+    def selecting_keys(self) -> frozenset[str]:
+        """Keys of node labels of which it wants a certain value, so that another value may take it off the node."""
+        return frozenset(self.node_selector) | {each.key for term in self.affinity for each in term if each.operator == "In"}
 
     def fits(self, labels: Mapping[str, str]) -> bool:
         """Whether its node selector and required node affinity match a node with these labels."""

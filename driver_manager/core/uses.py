@@ -11,7 +11,7 @@ from typing import Final
 
 from driver_manager.config import Settings
 from driver_manager.core.snapshot import ClaimView, Holder, PodView
-from driver_manager.names import CDI_PREFIX, DEPLOY_CLIENT, DRA_DRIVERS, DRIVER_ROOT, GPU_CLIENT, MIRROR_HASH
+from driver_manager.names import CDI_PREFIX, DEPLOY_CLIENT, DRA_DRIVERS, DRIVER_ROOT, GPU_CLIENT, MIRROR, MIRROR_HASH
 
 
 class Evidence(StrEnum):
@@ -63,6 +63,8 @@ class UseContext:
 _DEVICE: Final = re.compile(r"/dev/(?:nvidia[^/]*(?:/.*)?|dri(?:/.*)?|vfio(?:/.*)?)/?")
 _DRIVER_ROOTS: Final = (f"/{DRIVER_ROOT}", "/run/nvidia")
 _PLUGIN_FOLDER: Final = re.compile(r"/.*/plugins(?:/(?:gpu|compute-domain)\.nvidia\.com)?/?")
+_CDI_DEVICE: Final = re.compile(r"(?:[a-z0-9.-]+\.)?nvidia\.com/[A-Za-z0-9][A-Za-z0-9_.-]*=\S+")
+"""A device of NVIDIA's by its whole name, `vendor/class=device`; `runtime.nvidia.com` and the like are vendors of theirs too."""
 _PLUGIN_CONTAINERS: Final = frozenset({"gpus", "compute-domains"})
 
 
@@ -87,10 +89,17 @@ def is_dra_plugin(pod: PodView) -> bool:
 
     It mounts the kubelet's plugins folder (decision 2), and so do other plugins: its containers or its component label tell it apart.
     """
-    has_folder = any(_PLUGIN_FOLDER.fullmatch(path) for path in pod.host_paths)
-    is_named = any(path.rstrip("/").endswith(tuple(DRA_DRIVERS)) for path in pod.host_paths)
+    paths = _plain_paths(pod)
+    has_folder = any(_PLUGIN_FOLDER.fullmatch(path) for path in paths)
+    is_named = any(path.rpartition("/")[2] in DRA_DRIVERS for path in paths)
     is_component = any(key.endswith("-component") and value == "kubelet-plugin" for key, value in pod.labels.items())
     return has_folder and (is_named or is_component or bool(pod.container_names & _PLUGIN_CONTAINERS))
+
+
+def _plain_paths(pod: PodView) -> list[str]:
+    """Its host paths as the kernel takes them: one slash, no dots, `/var/run` as the link to `/run` that it is; the API allows no `..`."""
+    plain = ["/" + "/".join(part for part in path.split("/") if part not in ("", ".")) for path in pod.host_paths]
+    return sorted(path.removeprefix("/var") if path.startswith("/var/run/") else path for path in plain)
 
 
 # The rows -----------------------------------------------------------------------------------------------------------
@@ -138,21 +147,20 @@ def _runtime_class(pod: PodView, context: UseContext) -> Use | None:
 
 def _host_device(pod: PodView, context: UseContext) -> Use | None:
     """All of /dev is no evidence: storage daemons mount it everywhere (decision 18)."""
-    if paths := sorted(path for path in pod.host_paths if _DEVICE.fullmatch(path)):
+    if paths := [path for path in _plain_paths(pod) if _DEVICE.fullmatch(path)]:
         return Use(Evidence.HOST_DEVICE, f"mounts {', '.join(paths)} of the host", "remove the mount from the pod")
     return None
 
 
 def _driver_root(pod: PodView, context: UseContext) -> Use | None:
-    paths = sorted(path for path in pod.host_paths if path.rstrip("/") in _DRIVER_ROOTS or path.startswith(f"/{DRIVER_ROOT}/"))
-    if paths:
+    if paths := [path for path in _plain_paths(pod) if path in _DRIVER_ROOTS or path.startswith(f"/{DRIVER_ROOT}/")]:
         return Use(Evidence.DRIVER_ROOT, f"mounts the driver root ({', '.join(paths)})", "remove the mount from the pod")
     return None
 
 
 def _cdi(pod: PodView, context: UseContext) -> Use | None:
     for key, value in sorted(pod.annotations.items()):
-        if key.startswith(CDI_PREFIX) and any(each.strip().startswith("nvidia.com/") for each in value.split(",")):
+        if key.startswith(CDI_PREFIX) and any(_CDI_DEVICE.fullmatch(each.strip()) for each in value.split(",")):
             return Use(Evidence.CDI, f"gets {value} by the annotation {key}", f"remove its annotation {key}")
     return None
 
@@ -171,7 +179,8 @@ def _dra_plugin(pod: PodView, context: UseContext) -> Use | None:
 
 
 def _process(pod: PodView, context: UseContext) -> Use | None:
-    found = context.holders.get(pod.uid) or context.holders.get(pod.annotations.get(MIRROR_HASH, ""))
+    known_as = (pod.uid, pod.annotations.get(MIRROR_HASH, "") if MIRROR in pod.annotations else "")
+    found = next((context.holders[uid] for uid in known_as if uid and uid in context.holders), ())
     if not found:
         return None
     words = ", ".join(f"{each.command} ({each.pid}) on {', '.join(each.devices[:2])}" for each in found[:3])

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from driver_manager import names
 from driver_manager.config import Settings
-from driver_manager.core.consumers import Action, PodPolicy, Reason, Verdict, drain_verdict, verdict, verdicts
+from driver_manager.core.consumers import Action, PodPolicy, Reason, Verdict, drain_verdict, verdict, verdicts, virtual_machine
 from driver_manager.core.selectors import parse_selector
 from driver_manager.core.snapshot import Identity, Owner, PodView, Taint, Toleration
 from driver_manager.core.uses import Evidence, uses
-from tests.core.given import pods
+from tests.core.given import neighbours, pods, policies
 
 TAINT = Taint(names.GPU_TAINT, "dm-run")
 APP = "nvidia-device-plugin-daemonset"
@@ -24,16 +24,6 @@ POLICY = PodPolicy(
     settings=Settings(), identity=Identity("gpu-operator", "me", "uid-me", "n"), paused={LABEL: "true"},
     operand_apps=frozenset({"nvidia-device-plugin-daemonset"}), keep_off=TAINT,
 )  # fmt: skip
-
-policies = st.builds(
-    PodPolicy,
-    settings=st.builds(
-        Settings, enable_gpu_pod_eviction=st.booleans(), drain_use_force=st.booleans(), drain_delete_emptydir_data=st.booleans()
-    ),
-    paused=st.dictionaries(st.just(LABEL), st.just("true")),
-    keep_off=st.none() | st.just(TAINT),
-    is_policy_owned=st.booleans(),
-)
 
 
 def decided(**fields: Any) -> Verdict:
@@ -99,7 +89,7 @@ def test_what_settings_change(policy: PodPolicy, fields: dict[str, Any], action:
     assert verdict(replace(GPU_POD, **fields), policy).action is action
 
 
-@given(st.lists(pods(), max_size=8), policies)
+@given(neighbours(), policies())
 def test_every_pod_gets_one_verdict(all_pods: list[PodView], policy: PodPolicy) -> None:
     """Any pods and any policy: one verdict each, in their order, with a sentence; every refusal has a way out."""
     found = verdicts(all_pods, policy)
@@ -108,7 +98,7 @@ def test_every_pod_gets_one_verdict(all_pods: list[PodView], policy: PodPolicy) 
     assert all(each.setting for each in found if each.action in (Action.REFUSE, Action.PARK))
 
 
-@given(st.lists(pods(), max_size=6), policies, st.randoms())
+@given(neighbours(), policies(), st.randoms())
 def test_the_order_of_pods_is_no_matter(all_pods: list[PodView], policy: PodPolicy, rng: Any) -> None:
     """A verdict is the same wherever the pod stands in the list."""
     shuffled = list(all_pods)
@@ -116,13 +106,13 @@ def test_the_order_of_pods_is_no_matter(all_pods: list[PodView], policy: PodPoli
     assert {each.pod.uid: each for each in verdicts(all_pods, policy)} == {each.pod.uid: each for each in verdicts(shuffled, policy)}
 
 
-@given(pods(), st.lists(pods(), max_size=4), policies)
+@given(pods(), neighbours(3), policies())
 def test_a_bystander_stays_a_bystander(pod: PodView, others: list[PodView], policy: PodPolicy) -> None:
     """No other pod changes what happens to this one."""
     assert verdicts([pod, *others], policy)[0] == verdict(pod, policy)
 
 
-@given(pods(), policies)
+@given(pods(), policies())
 def test_who_is_never_evicted(pod: PodView, policy: PodPolicy) -> None:
     """N06, N11, R6: no pod without a GPU, no driver's, opted-out, static, ending or ended pod is ever evicted, and none where it is off."""
     if verdict(pod, policy).action is not Action.EVICT:
@@ -134,9 +124,9 @@ def test_who_is_never_evicted(pod: PodView, policy: PodPolicy) -> None:
     assert not pod.is_terminating
     assert not pod.is_over
     assert policy.settings.enable_gpu_pod_eviction
-    assert not policy.is_policy_owned
+    assert not policy.is_policy_owned or policy.settings.policy_owned_consumers == "free"
     assert pod.owner is not None or policy.settings.drain_use_force
-    assert not pod.has_empty_dir or policy.settings.drain_delete_emptydir_data
+    assert not pod.has_empty_dir or policy.settings.drain_delete_emptydir_data or virtual_machine(pod)
 
 
 @given(pods(), st.booleans(), st.booleans())
