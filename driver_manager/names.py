@@ -120,6 +120,8 @@ DRIVER_ROOT: Final = "run/nvidia/driver"
 STATE_FILE: Final = "run/nvidia/nvidia-driver.state"
 PID_FILE: Final = "run/nvidia/nvidia-driver.pid"
 LOCK_FILE: Final = "run/nvidia/driver-manager.lock"
+LOCAL_NODE: Final = "run/nvidia/driver-manager.node.json"
+"""The node's annotations, on a machine without a cluster."""
 VALIDATIONS: Final = "run/nvidia/validations"
 READY_MARKERS: Final = ("driver-ready", "toolkit-ready", ".driver-ctr-ready")
 """Files in VALIDATIONS that let operands start; wrong as soon as the driver they speak of is unloaded."""

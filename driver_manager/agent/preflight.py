@@ -80,6 +80,8 @@ async def _cluster_checks(cluster: Cluster, host: Host, clock: Clock, settings: 
     except DriverManagerError as error:
         return [Check("api", Level.FAIL, error.message, error.hint, error.exit_code)]
     checks = [Check("api", Level.PASS, "the API server answers"), *permission_checks(permissions)]
+    if settings.no_cluster:
+        checks = [Check("api", Level.PASS, "no cluster is asked: this machine alone is freed")]
     if not settings.node_name:
         return [*checks, Check("node", Level.FAIL, "NODE_NAME is not set", "set NODE_NAME to the name of this node", Exit.CONFIG)]
     try:
@@ -161,7 +163,7 @@ def node_checks(seen: Snapshot, settings: Settings) -> list[Check]:
     else:
         checks.append(Check("record", Level.PASS, "no earlier run left anything"))
     keep_off = choose_keep_off_of(seen, settings, found.record)
-    level = Level.PASS if keep_off.taint is not None else Level.WARN
+    level = Level.PASS if keep_off.taint is not None or settings.no_cluster else Level.WARN
     checks.append(Check("keep-off", level, keep_off.because))
     if (version := host_driver(seen.host, seen.host_smi_version)) is not None:
         checks.append(Check("host-driver", Level.WARN, f"the loaded driver {version} belongs to the host: a run ends with exit code 72"))

@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,6 +21,7 @@ from driver_manager.config import OPTIONS, Effective, Settings, duration_words, 
 from driver_manager.core.selectors import Selector
 from driver_manager.errors import ConfigError, Exit
 from driver_manager.host import open_host
+from driver_manager.host.local import LocalCluster, open_local
 from driver_manager.ports import Cluster, Host
 
 logger = logging.getLogger(__name__)
@@ -52,13 +54,25 @@ def _settings_in_words(effective: Effective) -> dict[str, str]:
     return words
 
 
-def _need_node(settings: Settings) -> None:
+def _on_node(settings: Settings) -> Settings:
+    """The settings with the node that they are for; a machine without a cluster has a name of its own."""
+    if settings.no_cluster:
+        return replace(settings, node_name=_open_local(settings).name)
     if not settings.node_name:
-        raise ConfigError("NODE_NAME is not set", hint="set NODE_NAME, or --node-name, to the name of this node")
+        raise ConfigError("NODE_NAME is not set", hint="set NODE_NAME, or --node-name, to the name of this node (or --no-cluster)")
+    return settings
 
 
 def _open_host(settings: Settings) -> Host:
-    return open_host(Path(settings.host_tree) if settings.host_tree else None, SystemClock())
+    return open_host(_tree(settings), SystemClock())
+
+
+def _open_local(settings: Settings) -> LocalCluster:
+    return open_local(_tree(settings), settings.node_name)
+
+
+def _tree(settings: Settings) -> Path | None:
+    return Path(settings.host_tree) if settings.host_tree else None
 
 
 async def _unless_stopped(stop: asyncio.Event, work: Awaitable[int]) -> int:
@@ -75,6 +89,8 @@ async def _unless_stopped(stop: asyncio.Event, work: Awaitable[int]) -> int:
 
 async def _connect(settings: Settings, *, is_patient: bool = False) -> Cluster:
     """Opens the connection; a person who only looks is not kept waiting for a server that does not answer."""
+    if settings.no_cluster:
+        return _open_local(settings)
     from driver_manager.kube import connect
     from driver_manager.kube.client import RETRY_SECONDS
 
@@ -97,8 +113,7 @@ def _run(work: Callable[[asyncio.Event], Awaitable[Result]]) -> Result:
 
 def _changing(effective: Effective, what: Callable[[Agent, asyncio.Event], Awaitable[Outcome]]) -> int:
     """A command that changes the node."""
-    settings = _begin(effective)
-    _need_node(settings)
+    settings = _on_node(_begin(effective))
 
     async def work(stop: asyncio.Event) -> Outcome:
         host = _open_host(settings)
@@ -143,8 +158,7 @@ def run_restore(effective: Effective) -> int:
 
 def run_plan(effective: Effective, output: str) -> int:
     """Prints the plan; the exit code is the one a run would have begun with: 0, or that of the refusal."""
-    settings = _begin_quietly(effective)
-    _need_node(settings)
+    settings = _on_node(_begin_quietly(effective))
 
     async def work() -> int:
         host = _open_host(settings)
@@ -163,8 +177,7 @@ def run_plan(effective: Effective, output: str) -> int:
 
 def run_status(effective: Effective, output: str) -> int:
     """Prints the state of the node."""
-    settings = _begin_quietly(effective)
-    _need_node(settings)
+    settings = _on_node(_begin_quietly(effective))
 
     async def work() -> int:
         host = _open_host(settings)
@@ -184,6 +197,8 @@ def run_status(effective: Effective, output: str) -> int:
 def run_preflight(effective: Effective, output: str) -> int:
     """Prints the checks; the exit code is that of the worst failed one."""
     settings = _begin_quietly(effective)
+    if settings.no_cluster:
+        settings = _on_node(settings)
 
     async def work() -> int:
         from driver_manager.agent.preflight import preflight, worst

@@ -25,6 +25,7 @@ BOOLS = (
     "gpu-direct-rdma-enabled",
     "use-host-mofed",
     "force-reinstall",
+    "no-cluster",
 )
 DURATIONS = (
     "drain-timeout-seconds",
