@@ -43,6 +43,7 @@ class Settings:
     policy_owned_consumers: str = "free"
     force_delete_stuck_pods: bool = False
     unload_also: tuple[str, ...] = ()
+    bind_nvswitches: bool = False
     busy_mounts: str = "detach"
     operand_timeout: float = 300.0
     holder_timeout: float = 300.0
@@ -111,6 +112,11 @@ def duration_words(seconds: float) -> str:
     if minutes and not rest:
         return f"{minutes:.0f} min"
     return f"{seconds:g} s"
+
+
+def limit_words(seconds: float) -> str:
+    """A limit in a sentence: `limit 5 min`, or `no limit`."""
+    return duration_words(seconds) if seconds == 0 else f"limit {duration_words(seconds)}"
 
 
 def _text(text: str) -> str:
@@ -240,6 +246,7 @@ OPTIONS: Final = (
            "end pods without grace that are terminating for longer than their own grace and hold no finalizer", empty=False),
     Option("unload_also", "unload-also", "UNLOAD_ALSO", _modules,
            "modules of others, separated by commas, that may be removed when they hold the driver"),
+    Option("bind_nvswitches", "", "BIND_NVSWITCHES", parse_bool, "unbind NVSwitches from vfio too", empty=False),
     Option("busy_mounts", "busy-mounts", "BUSY_MOUNTS", _one_of("detach", "refuse"),
            "what to do with a driver root that is still in use: detach or refuse"),
     Option("operand_timeout", "operand-timeout", "OPERAND_TIMEOUT", parse_duration, "limit for operands to leave; 0 is no limit"),

@@ -14,7 +14,7 @@ class Exit(IntEnum):
     USAGE = 64
     """Unknown flag or command."""
     REFUSED = 65
-    """Refused by policy before anything was changed, or a budget that can never allow it."""
+    """Refused by policy, nearly always before anything was changed; else everything is put back."""
     UNREACHABLE = 69
     """The API server cannot be reached."""
     BUG = 70
@@ -24,7 +24,7 @@ class Exit(IntEnum):
     HOST_DRIVER = 72
     """The driver belongs to the host."""
     AGAIN = 75
-    """Timed out, busy, or ended by a signal: everything is put back, trying again may help."""
+    """Timed out, busy, or ended by a signal: everything is put back, or the last line says what is left; trying again may help."""
     FORBIDDEN = 77
     """A permission is missing."""
     CONFIG = 78
@@ -35,6 +35,8 @@ class DriverManagerError(Exception):
     """The root of all errors that this program raises on purpose."""
 
     exit_code: Exit = Exit.BUG
+    reason: str = "bug"
+    """For machines; the table in docs/on-call.md is held to these."""
     transient: bool = False
     """Whether the same call may succeed a moment later."""
 
@@ -47,16 +49,20 @@ class DriverManagerError(Exception):
 class ConfigError(DriverManagerError):
     """A setting has a value that it must not have."""
 
+    reason = "bad-setting"
     exit_code = Exit.CONFIG
 
 
 class NotBuilt(DriverManagerError):
     """The node needs something that this version cannot do yet."""
 
+    reason = "not-built"
+
 
 class Refused(DriverManagerError):
-    """Going on would break a rule or a policy; found before anything was changed."""
+    """Going on would break a rule or a policy."""
 
+    reason = "refused"
     exit_code = Exit.REFUSED
 
 
@@ -73,6 +79,7 @@ class DeadlineExceeded(DriverManagerError):
     """
 
     exit_code = Exit.AGAIN
+    reason = "timed-out"
 
     def __init__(self, waiting_for: str, waited: float, *, hint: str = "") -> None:
         super().__init__(f"waited {waited:.0f} s for {waiting_for}", hint=hint)
@@ -80,15 +87,31 @@ class DeadlineExceeded(DriverManagerError):
         self.waited = waited
 
 
+class Unsettled(DriverManagerError):
+    """Others undo what a run needs as often as it is done: users of the driver that keep coming, a cordon that is taken off again."""
+
+    exit_code = Exit.AGAIN
+    reason = "unsettled"
+
+
+class StartOver(DriverManagerError):
+    """What the plan was made for is not so any more, and nothing has been changed: look and plan from the start."""
+
+    exit_code = Exit.AGAIN
+    reason = "changed-meanwhile"
+
+
 class Interrupted(DriverManagerError):
     """A signal asked the program to end."""
 
+    reason = "stopped"
     exit_code = Exit.AGAIN
 
 
 class TakenOver(DriverManagerError):
     """The node is no longer ours to change: it is gone, was made anew, or another run has it."""
 
+    reason = "taken-over"
     exit_code = Exit.AGAIN
 
 
@@ -97,6 +120,8 @@ class TakenOver(DriverManagerError):
 
 class ClusterError(DriverManagerError):
     """The API server answered with an error."""
+
+    reason = "api-error"
 
 
 class NotFound(ClusterError):
@@ -115,6 +140,7 @@ class Conflict(ClusterError):
 class Forbidden(ClusterError):
     """The account may not do this."""
 
+    reason = "forbidden"
     exit_code = Exit.FORBIDDEN
 
 
@@ -133,6 +159,7 @@ class Unreachable(ClusterError):
 
     transient = True
     exit_code = Exit.UNREACHABLE
+    reason = "api-unreachable"
 
     def __init__(self, message: str, *, hint: str = "", retry_after: float = 0.0) -> None:
         super().__init__(message, hint=hint)
@@ -169,6 +196,7 @@ class HostError(DriverManagerError):
     """
 
     exit_code = Exit.CANNOT_UNLOAD
+    reason = "host-error"
 
     def __init__(self, message: str, *, hint: str = "", errno_name: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -190,6 +218,12 @@ class MountBusy(HostError):
 
 class DeviceStuck(HostError):
     """A call into the kernel did not come back within its limit; the process that made it is left behind and named."""
+
+
+class DeviceInUse(HostError):
+    """A process has a device open, so nothing was written to it: the write would wait for that process."""
+
+    exit_code = Exit.AGAIN
 
 
 class LockHeld(HostError):

@@ -11,9 +11,10 @@ from driver_manager.agent.observe import Observer
 from driver_manager.agent.pods import Evictor, PodTracker, Reaper, wait_until_gone
 from driver_manager.agent.progress import Progress
 from driver_manager.agent.together import together
-from driver_manager.config import Settings, duration_words
-from driver_manager.core.consumers import Action, PodPolicy, drain_verdict
+from driver_manager.config import Settings, limit_words
+from driver_manager.core.consumers import Action, drain_verdict
 from driver_manager.core.hostdriver import mark, unmarked
+from driver_manager.core.keepoff import KeepOff
 from driver_manager.core.labels import LabelsToPause, is_paused_by_another
 from driver_manager.core.plan import (
     AwaitForeignPause,
@@ -40,6 +41,7 @@ from driver_manager.core.plan import (
     counted,
     named,
 )
+from driver_manager.core.planner import unload_steps
 from driver_manager.core.record import (
     NodeChange,
     Phase,
@@ -52,11 +54,11 @@ from driver_manager.core.record import (
     undo_record,
 )
 from driver_manager.core.report import Waiting, pod_blockers, status_text
-from driver_manager.core.rounds import Round, plan_claim_round, plan_round
-from driver_manager.core.seen import Snapshot, use_context
-from driver_manager.core.snapshot import NodeView, PodView
+from driver_manager.core.rounds import Round, plan_claim_round, plan_round, pods_ending, pods_to
+from driver_manager.core.seen import Snapshot, pod_policy, use_context
+from driver_manager.core.snapshot import HolderScan, NodeView, PodView
 from driver_manager.core.uses import driver_claims
-from driver_manager.errors import Conflict, DeadlineExceeded, InvariantBroken, NotFound, Refused, TakenOver, Unreachable
+from driver_manager.errors import Conflict, DeadlineExceeded, InvariantBroken, NotFound, Refused, TakenOver, Unreachable, Unsettled
 from driver_manager.names import (
     DEPLOY_DRIVER,
     HOST_DRIVER,
@@ -110,8 +112,10 @@ class Executor:
         self._names: dict[str, str] = {}
         """Pod uid -> `namespace/name` of every pod that was ever seen in this run."""
         self.has_put_on_again = False
-        self.is_marked = False
-        """Whether this run has said that the host owns the driver."""
+        self.is_marking = False
+        """Whether this run says on the node that the host owns the driver, or is about to."""
+        self.told_at = float("-inf")
+        """When the status was written last with another change."""
         self.status_on_restore: str | None = None
         """What the status annotation becomes when the node is put back; None removes it."""
 
@@ -160,7 +164,7 @@ class Executor:
             waited = self.clock.now() - began
             if limit and waited >= limit:
                 raise DeadlineExceeded(f"another tool to end its pause ({values})", waited, hint="look at the tool that set this value")
-            self.progress.wait(Waiting("paused-by-another", f"another tool has paused {values} (limit {duration_words(limit)})"))
+            self.progress.wait(Waiting("paused-by-another", f"another tool has paused {values} ({limit_words(limit)})"))
             await self.clock.sleep(2.0)
             await self.writer.read(WRITE_TIMEOUT)
 
@@ -174,12 +178,12 @@ class Executor:
 
         await self.writer.write(request, "asking for an upgrade", WRITE_TIMEOUT)
         limit = self.settings.policy_owner_timeout
-        sentence = f"an upgrade controller owns GPU pod eviction here (limit {duration_words(limit)})"
+        sentence = f"an upgrade controller owns GPU pod eviction here ({limit_words(limit)})"
         await self._until_gone(pods, limit, "policy-owned", sentence, "has to be evicted by the upgrade controller")
 
     async def _await_other_driver(self, pods: tuple[PodView, ...]) -> None:
         limit = self.settings.holder_timeout
-        sentence = f"another driver's pod is on this node (limit {duration_words(limit)})"
+        sentence = f"another driver's pod is on this node ({limit_words(limit)})"
         await self._until_gone(pods, limit, "other-driver", sentence, "owns a driver on this node")
 
     async def _until_gone(self, pods: Sequence[PodView], limit: float, reason: str, sentence: str, why: str) -> None:
@@ -198,13 +202,13 @@ class Executor:
                 return NodeChange(labels={DEPLOY_DRIVER: PRE_INSTALLED}, annotations=mark(step.previous, step.version))
             return NodeChange(labels=unmarked(node, step.previous), annotations={HOST_DRIVER: None})
 
-        self.is_marked = isinstance(step, MarkHostDriver)
+        self.is_marking = isinstance(step, MarkHostDriver)
         await self.writer.write(build, "the host driver mark", WRITE_TIMEOUT)
 
     async def _pause(self, record: Record, labels: dict[str, str]) -> None:
         self.adopted = find_record(self.writer.node).record
         self.record = record
-        waiting = self.evictor.waiting(self.tracker.among(self._blocked_pods()))
+        waiting = self.evictor.waiting(self.tracker.among(self._blocked_pods() or self.evictor.asked))
         status = status_text(phase="freeing", run=record.run, since=self.clock.wall(), waiting=waiting)
 
         def build(node: NodeView) -> NodeChange | None:
@@ -215,10 +219,12 @@ class Executor:
                 raise TakenOver(f"run {found.run} has taken over the node {node.name}")
             self.record = rebased(record, node, self.adopted)
             self.paused = {key: value for key, value in self.record.labels.items() if key in labels}
-            change = apply_record(self.record, node, labels=self.paused)
+            former = self.adopted.taint if self.adopted is not None else None
+            change = apply_record(self.record, node, labels=self.paused, former=former)
             return replace(change, annotations={**change.annotations, STATUS: status})
 
         await self.writer.write(build, "pausing the node", WRITE_TIMEOUT)
+        self.told_at = self.clock.now()
 
     def _blocked_pods(self) -> tuple[PodView, ...]:
         return tuple(pod for pod in self.tracker.present.values() if pod.uid in self.evictor.blocked)
@@ -275,7 +281,7 @@ class Executor:
         limit = self.settings.operand_timeout
 
         def tell(left: tuple[PodView, ...]) -> None:
-            sentence = f"waiting for {counted(left)} whose label is paused to be gone (limit {duration_words(limit)})"
+            sentence = f"waiting for {counted(left)} whose label is paused to be gone ({limit_words(limit)})"
             self.progress.wait(Waiting("operands-leaving", sentence, pod_blockers(left, "is leaving")))
 
         await wait_until_gone(self.tracker, self.clock, pods, limit, tell)
@@ -299,23 +305,23 @@ class Executor:
         self._names |= {pod.annotations.get(MIRROR_HASH, uid): pod.ref for uid, pod in there.items()}
         return {uid: name if uid in self.tracker.present else f"{name}, which is gone from the API" for uid, name in self._names.items()}
 
-    async def _drain(self) -> None:
-        """Evicts everything that a drain of the whole node takes: the fallback that ENABLE_AUTO_DRAIN asks for.
-
-        Raises:
-            Refused: naming every pod that a drain may not take.
-        """
+    async def _drain(self, scan: HolderScan) -> None:
+        """Evicts what a drain of the whole node takes, if that can help: the fallback that ENABLE_AUTO_DRAIN asks for."""
         assert self.record is not None
-        policy = PodPolicy(settings=self.settings, identity=self.cluster.identity, paused=self.record.labels)
-        decided = [drain_verdict(pod, policy) for pod in self.tracker.present.values()]
-        if refused := [each for each in decided if each.action is Action.REFUSE]:
-            lines = "; ".join(f"pod {each.pod.ref} {each.sentence} ({each.setting})" for each in refused)
-            raise Refused(f"the node cannot be drained: {lines}", hint="; ".join(dict.fromkeys(each.setting for each in refused)))
-        evict = [each.pod for each in decided if each.action is Action.EVICT]
-        leaving = [each.pod for each in decided if each.action is Action.AWAIT]
+        seen = replace(self.seen, node=self.writer.node, pods=tuple(self.tracker.present.values()))
+        policy = pod_policy(seen, self.settings, LabelsToPause(first=self.record.labels), KeepOff(self.record.taint, ""))
+        decided = [drain_verdict(pod, policy) for pod in seen.pods]
+        for each in decided:
+            if each.action is Action.REFUSE:
+                self.progress.warn("a drain leaves a pod", pod=each.pod.ref, why=each.sentence, setting=each.setting)
+        evict = pods_to(Action.EVICT, decided)
+        movable = {pod.uid for pod in evict}
+        if not any(each.pod_uid in movable or (each.pod_uid is None and each.unit is None) for each in scan.holders):
+            self.progress.tell("no drain: nobody who holds a GPU would go")
+            return
         self.progress.tell("draining the whole node", pods=len(evict))
         await self.evictor.try_all(evict)
-        await self._free(evict, leaving)
+        await self._free((*evict, *pods_ending(decided)), pods_to(Action.AWAIT, decided))
 
     async def _prove_no_claims(self) -> None:
         """Goes on only when no pod needs the DRA plugin any more, by a fresh list (specification 8)."""
@@ -323,7 +329,7 @@ class Executor:
         last = {key: value for key, value in self.record.labels.items() if key not in self.paused}
         labels = LabelsToPause(first=self.paused, last=last)
         found = Round()
-        for _ in range(MAX_ROUNDS):
+        for number in range(1, MAX_ROUNDS + 2):
             self.seen = await self._look()
             self.tracker.update(self.observer.pods)
             self._accept(self.seen.node)
@@ -331,8 +337,10 @@ class Executor:
             if found.is_clear:
                 return
             self.progress.tell("pods still hold claims", pods=named(found.pods))
+            if number > MAX_ROUNDS:
+                break
             await self._free_round(found)
-        raise DeadlineExceeded(f"all claims to be given back; {_with_owners(found)} came instead", 0.0, hint=NEWCOMERS_HINT)
+        raise Unsettled(f"claims on this node do not end: {_with_owners(found)} came again and again", hint=NEWCOMERS_HINT)
 
     # Looking again --------------------------------------------------------------------------------------------------
 
@@ -340,7 +348,8 @@ class Executor:
         """Goes on only when nobody uses the driver, by a fresh look; newcomers are another round, a bounded number of times (R1)."""
         assert self.record is not None
         found = Round()
-        for number in range(1, MAX_ROUNDS + 1):
+        rounds = 0
+        while True:
             self.seen = seen = await self._look()
             self.tracker.update(self.observer.pods)
             self._accept(seen.node)
@@ -349,14 +358,16 @@ class Executor:
                 continue
             found = plan_round(seen, self.settings, self.record)
             modules = self.host_work.modules_to_unload(seen.host)
+            unload_steps(seen, self.settings)  # refuses where somebody else's module holds the driver by now
             if found.is_clear and self.host_work.is_released(seen.host, seen.holders, modules):
                 return
-            self.progress.tell("somebody uses the driver again", round=number, pods=_round_words(found))
+            self.progress.tell("somebody uses the driver again", round=rounds + 1, pods=_round_words(found))
+            rounds += 1
+            if rounds > MAX_ROUNDS:
+                break
             await self._another_round(found, modules)
-        raise DeadlineExceeded(
-            f"the node to stay free: new users came {MAX_ROUNDS} times, the last were {_with_owners(found)}",
-            self.clock.now() - self.progress.steps[0].began,
-            hint=NEWCOMERS_HINT,
+        raise Unsettled(
+            f"the node does not stay free: users came {MAX_ROUNDS + 1} times, the last: {_with_owners(found)}", hint=NEWCOMERS_HINT
         )
 
     async def _look(self) -> Snapshot:
@@ -383,8 +394,8 @@ class Executor:
         """Decision 10: once, and reported."""
         what = ", ".join(off)
         if self.has_put_on_again:
-            raise DeadlineExceeded(
-                f"the node to stay as this run needs it: somebody took off {what} again", 0.0, hint="find out who changes the node"
+            raise Unsettled(
+                f"the node does not stay as this run needs it: somebody took off {what} again", hint="find out who changes the node"
             )
         self.has_put_on_again = True
         self.progress.warn("somebody took off what this run put on the node; it is put on once more", what=what)
@@ -393,10 +404,8 @@ class Executor:
     async def _another_round(self, found: Round, modules: tuple[str, ...]) -> None:
         stuck = [pod for pod in found.pods if driver_claims(pod, use_context(self.seen, self.settings))]
         if self.has_paused_last and stuck:
-            raise DeadlineExceeded(
-                f"the node to stay free: {named(tuple(stuck))} came with a claim after the DRA plugin had gone, and needs it to end",
-                0.0,
-                hint=NEWCOMERS_HINT,
+            raise Unsettled(
+                f"{named(tuple(stuck))} came with a claim after the DRA plugin had gone, and needs it to end", hint=NEWCOMERS_HINT
             )
         await self._free_round(found)
         await self._await_released(modules)
@@ -410,7 +419,7 @@ class Executor:
             await self._await_policy_owner(found.left_to_owner)
         if found.other_drivers:
             await self._await_other_driver(found.other_drivers)
-        await self._free(found.evict, found.leaving)
+        await self._free((*found.evict, *found.ending), found.leaving)
 
     async def _begin_unload(self) -> None:
         """The guard of this patch is the version of the look before, so a node that changed since is looked at again."""
@@ -427,7 +436,7 @@ class Executor:
                 raise TakenOver(f"the node {self.writer.node.name} is gone from the cluster") from error
             except (Conflict, Unreachable):  # of a lost answer the look shows what came of it
                 await self._look_again()
-        raise DeadlineExceeded("the node to stand still for one write", 0.0, hint="find out who writes this node all the time")
+        raise Unsettled("the node does not stand still for one write", hint="find out who writes this node all the time")
 
     # Putting back ---------------------------------------------------------------------------------------------------
 
@@ -437,27 +446,28 @@ class Executor:
         Raises:
             DeadlineExceeded: the API server did not take it within `limit` seconds; the record stays. TakenOver.
         """
-        ours = self.record.run if self.record is not None else None
+        began, ours = self.clock.now(), self.record
         reported: tuple[str, ...] = ()
-        undone: Record | None = None
+        undone = ours
         self.writer.may_tell = False
 
         def build(node: NodeView) -> NodeChange | None:
             nonlocal reported, undone
             found = find_record(node).record
-            if found is not None and ours is not None and found.run != ours and found != self.adopted:
+            if found is not None and ours is not None and found.run != ours.run and found != self.adopted:
                 raise TakenOver(f"run {found.run} has taken over the node {node.name}")
-            if found is None:
+            undone = found or ours
+            if undone is None or (found is None and not leftovers(undone, node)):  # nothing is left, or somebody was quicker
                 is_told = node.annotations.get(STATUS) == self.status_on_restore
                 return None if is_told else NodeChange(annotations={STATUS: self.status_on_restore})
-            undo, undone = undo_record(found, node), found
+            undo = undo_record(undone, node)
             reported = undo.left_alone
             return replace(undo.change, annotations={**undo.change.annotations, STATUS: self.status_on_restore})
 
         await self.writer.write(build, "putting the node back", limit)
         for sentence in reported:
             self.progress.warn("left as it is", what=sentence)
-        node = await self.writer.read(limit)
+        node = await self.writer.read(max(1.0, began + limit - self.clock.now()) if limit else 0.0)
         if undone is not None and (still := leftovers(undone, node)):
             raise InvariantBroken(f"after putting it back the node still has {', '.join(still)}", hint="run `driver-manager restore`")
         self.record, self.adopted, self.paused = None, None, {}

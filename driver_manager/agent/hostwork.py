@@ -7,12 +7,12 @@ from typing import Final, assert_never
 from driver_manager.agent.node import finished
 from driver_manager.agent.progress import Progress
 from driver_manager.agent.together import together
-from driver_manager.config import Settings, duration_words
+from driver_manager.config import Settings, limit_words
 from driver_manager.core.modules import unload_order, used_modules
 from driver_manager.core.plan import AwaitNetworkDriver, ProveFree, RemoveFiles, RemovePidFile, UnloadModule, Unmount
 from driver_manager.core.report import Blocker, Waiting, holder_blockers
 from driver_manager.core.snapshot import HolderScan, HostView, MountView
-from driver_manager.errors import DeadlineExceeded, HostError, ModuleInUse, MountBusy
+from driver_manager.errors import DeadlineExceeded, HostError, ModuleInUse, MountBusy, StartOver
 from driver_manager.ports import Clock, Host
 
 CALL_TIMEOUT: Final = 30.0
@@ -47,8 +47,8 @@ class HostWork:
                     self._progress.warn("the driver's pid file stays: a process holds its lock, or it is gone already")
             case AwaitNetworkDriver(is_host):
                 await self._await_network_driver(is_host)
-            case ProveFree(with_modules):
-                await self._prove_free(with_modules)
+            case ProveFree(with_modules, is_closed):
+                await self._prove_free(with_modules, is_closed)
             case _:
                 assert_never(step)
 
@@ -66,7 +66,7 @@ class HostWork:
         self,
         modules: tuple[str, ...],
         pod_names: dict[str, str],
-        drain: Callable[[], Awaitable[None]] | None,
+        drain: Callable[[HolderScan], Awaitable[None]] | None,
         has_newcomers: Callable[[], bool],
     ) -> None:
         """Waits until nothing holds a GPU, or somebody has come who has to be freed of it first.
@@ -87,10 +87,10 @@ class HostWork:
                 return
             waited = self._clock.now() - began
             blockers = holder_blockers(scan, used_modules(host.modules, modules), pod_names)
-            sentence = f"waiting until nothing holds a GPU (limit {duration_words(limit)})"
+            sentence = f"waiting until nothing holds a GPU ({limit_words(limit)})"
             self._progress.wait(Waiting("held-by-process", sentence, blockers))
             if drain is not None and waited >= DRAIN_AFTER:
-                await drain()
+                await drain(scan)
                 drain, began = None, self._clock.now()
                 continue
             if limit and waited >= limit:
@@ -112,7 +112,7 @@ class HostWork:
                 waited = self._clock.now() - began
                 if limit and waited >= limit:
                     raise await self._still_in_use(name, waited) from error
-                self._progress.wait(Waiting("module-in-use", f"{error.message} (limit {duration_words(limit)})"))
+                self._progress.wait(Waiting("module-in-use", f"{error.message} ({limit_words(limit)})"))
             await self._unload_holders(name)
             await self._clock.sleep(pause)
             pause = min(2 * pause, LONGEST_RETRY)
@@ -144,13 +144,15 @@ class HostWork:
                 self._progress.warn("busy mount is detached", mount=mount.target, error=error.message)
         await finished(self._host.unmount(mount, detach=True, timeout=CALL_TIMEOUT))
 
-    async def _prove_free(self, with_modules: bool) -> None:
+    async def _prove_free(self, with_modules: bool, is_closed: bool) -> None:
         """Looks whether the host is free for a new driver; modules that came back are unloaded once more (R4, N26).
 
         Raises:
-            HostError: naming what is still there.
+            HostError: naming what is still there. StartOver: a driver came up on a node that is open to its users.
         """
         host = await self._host.look()
+        if with_modules and not is_closed and host.is_loaded:
+            raise StartOver("a driver was loaded meanwhile", hint="another pod on this node installs one")
         if with_modules and (back := self.modules_to_unload(host)):
             self._progress.warn("modules came back and are unloaded once more", modules=", ".join(back))
             for name in back:
@@ -173,7 +175,7 @@ class HostWork:
             if limit and waited >= limit:
                 raise DeadlineExceeded(f"{which} to be up", waited, hint="look at the network operator's driver pod on this node")
             blockers = (Blocker("network-driver", which, "is not up"),)
-            self._progress.wait(Waiting("network-driver", f"waiting for the network driver (limit {duration_words(limit)})", blockers))
+            self._progress.wait(Waiting("network-driver", f"waiting for the network driver ({limit_words(limit)})", blockers))
             await self._host.wait_for_change((), min(2.0, limit - waited) if limit else 2.0)
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from driver_manager.agent.together import together
 from driver_manager.config import Settings
 from driver_manager.core.hostdriver import SMI_TIMEOUT, needs_smi
+from driver_manager.core.needs import in_words
 from driver_manager.core.plan import Path, Plan
 from driver_manager.core.planner import needed_permissions, plan_uninstall
 from driver_manager.core.seen import Snapshot
@@ -73,9 +74,23 @@ class Observer:
     async def _holders(self, is_wanted: bool) -> HolderScan:
         return await self._host.holders() if is_wanted else HolderScan()
 
+    def check_here(self, seen: Snapshot) -> None:
+        """Makes sure that this machine is the node: without a token that says so, its boot tells.
+
+        Raises:
+            ConfigError: it is another machine; what is done to the host would be done to the wrong one.
+        """
+        is_told = bool(seen.identity.node_name) or bool(self._settings.host_tree)
+        if not is_told and seen.node.boot_id and seen.host.boot_id and seen.node.boot_id != seen.host.boot_id:
+            raise ConfigError(
+                f"this machine is not the node {seen.node.name}: it has another boot id",
+                hint="run this on the node, for example in its driver pod; `driver-manager status` works from anywhere",
+            )
+
     async def plan(self) -> tuple[Snapshot, Plan]:
         """A snapshot and the plan made from it. The owner and the permissions are asked for only where pods are at stake."""
         seen = await self.look()
+        self.check_here(seen)
         plan = plan_uninstall(seen, self._settings)
         if plan.path in (Path.FULL, Path.WAIT) or plan.verdicts:
             daemon_set, permissions, claims = await together(self._daemon_set(seen), self._permissions(), self._claims(seen))
@@ -117,7 +132,7 @@ class Observer:
                 continue
             if seen.permissions.is_incomplete and await self._cluster.may(verb, group, resource):
                 continue
-            missing.append(f"{verb} {resource}")
+            missing.append(in_words((verb, group, resource)))
         if missing:
             raise Forbidden(
                 f"the account may not {', '.join(missing)}; nothing has been changed",

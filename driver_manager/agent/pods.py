@@ -7,7 +7,7 @@ from typing import Final
 
 from driver_manager.agent.progress import Progress
 from driver_manager.agent.together import each_of
-from driver_manager.config import duration_words
+from driver_manager.config import limit_words
 from driver_manager.core.consumers import virtual_machine
 from driver_manager.core.plan import counted
 from driver_manager.core.report import Blocker, Waiting
@@ -25,6 +25,8 @@ from driver_manager.errors import (
 )
 from driver_manager.ports import Clock, Cluster
 
+EVACUATION: Final = "evacuation"
+"""What KubeVirt's answer speaks of when it moves the machine away: it refuses the eviction then, and the pod goes when that is done."""
 FIRST_RETRY: Final = 2.0
 """Seconds at least between two tries for one pod: a budget is not asked more often (decision 13)."""
 LONGEST_RETRY: Final = 10.0
@@ -32,6 +34,8 @@ EVERY_TIME: Final = "Cannot evict pod as it would violate the pod's disruption b
 """How the API server begins each refusal for a budget."""
 STUCK_MARGIN: Final = 30.0
 """Seconds beyond its grace period after which a pod counts as stuck."""
+SILENCE: Final = 60.0
+"""Seconds for which an API server may not answer to evictions."""
 AT_ONCE: Final = 16
 """Evictions that are under way at the same time: enough for a full node, and little for the server."""
 
@@ -67,8 +71,13 @@ class PodTracker:
             self._tell()
 
     def update(self, pods: PodList) -> None:
-        """Takes in a list, which may be older than what the watch has told since."""
-        self.present = {pod.uid: pod for pod in pods.items if pod.uid not in self._gone}
+        """Takes in a list, which may be older than what the watch has told since: it adds, and tells of ends that have begun.
+
+        Who is not in it any more goes when the watch tells so.
+        """
+        for pod in pods.items:
+            if pod.uid not in self._gone and (pod.uid not in self.present or pod.is_terminating):
+                self.present[pod.uid] = pod
         self._tell()
 
     async def refresh(self) -> None:
@@ -111,6 +120,8 @@ class Evictor:
         self._cluster, self._clock, self._tracker, self._progress = cluster, clock, tracker, progress
         self._limit = limit
         self._began: float | None = None
+        self.asked: tuple[PodView, ...] = ()
+        """The pods that were asked for without changing anything."""
         self.blocked: dict[str, EvictionBlocked] = {}
         """Pod uid -> why it may not go now."""
         self._slots = asyncio.Semaphore(AT_ONCE)
@@ -135,10 +146,12 @@ class Evictor:
             except ClusterError as error:  # gone, on its way, or a webhook that knows no dry runs: the eviction itself will tell
                 self._progress.tell("it cannot be said beforehand whether a pod may go", pod=pod.ref, why=error.message)
 
+        self.asked = tuple(pods)
         await each_of(ask(pod) for pod in pods)
 
     def _note(self, pod: PodView, error: EvictionBlocked) -> None:
-        if (machine := virtual_machine(pod)) is not None:
+        machine = virtual_machine(pod)
+        if machine is not None and EVACUATION not in error.message.lower():
             raise Refused(
                 f"pod {pod.ref} runs the virtual machine {machine}, which cannot be moved now: {error.message}",
                 hint=f"stop the virtual machine {machine}, or make it able to migrate, then run again",
@@ -156,7 +169,7 @@ class Evictor:
 
     async def _evict(self, pod: PodView, pause: float) -> None:
         """Tries until the eviction is accepted or needless."""
-        longer = FIRST_RETRY
+        longer, silent_since = FIRST_RETRY, None
         if self._began is None:
             self._began = self._clock.now()
         while True:
@@ -174,9 +187,13 @@ class Evictor:
                 return
             except EvictionBlocked as error:
                 self._note(pod, error)
+                silent_since = None
                 pause = max(longer, error.retry_after)
                 longer = min(1.5 * longer, LONGEST_RETRY)
             except Unreachable as error:
+                silent_since = silent_since or self._clock.now()
+                if self._clock.now() - silent_since > SILENCE:
+                    raise
                 pause = max(1.0, error.retry_after)
                 await self._rest(pod, pause)
                 pause = 0.0
@@ -231,13 +248,13 @@ class Evictor:
 
     def waiting(self, pods: Sequence[PodView]) -> Waiting:
         """What the run waits for among these pods."""
-        limit = duration_words(self._limit)
+        limit = limit_words(self._limit)
         stuck = [pod for pod in pods if pod.uid in self.blocked]
         if stuck:
             blockers = tuple(Blocker("pod", pod.ref, _blocked_words(self.blocked[pod.uid]), pod.uid) for pod in stuck)
-            return Waiting("blocked-by-budget", f"waiting until {counted(stuck)} may be evicted (limit {limit})", blockers)
+            return Waiting("blocked-by-budget", f"waiting until {counted(stuck)} may be evicted ({limit})", blockers)
         blockers = tuple(Blocker("pod", pod.ref, "is ending" if pod.is_terminating else "is to be evicted", pod.uid) for pod in pods)
-        return Waiting("evicting", f"waiting for {counted(pods)} to be gone (limit {limit})", blockers)
+        return Waiting("evicting", f"waiting for {counted(pods)} to be gone ({limit})", blockers)
 
 
 def _blocked_words(error: EvictionBlocked) -> str:
@@ -249,7 +266,8 @@ def _blocked_words(error: EvictionBlocked) -> str:
 class Reaper:
     """Ends pods whose own end does not come: an eviction without grace, for which the server asks no budget, as the first one has been let.
 
-    Only pods past their grace and a margin, and none with a finalizer, whose owner still has to do something (N10).
+    Only pods past their grace and a margin, and none with a finalizer, whose owner still has to do something (N10), or with a claim, which
+    the kubelet would still have prepared (specification 8).
     """
 
     def __init__(self, cluster: Cluster, clock: Clock, progress: Progress) -> None:
@@ -265,12 +283,17 @@ class Reaper:
             if not pod.is_terminating or pod.uid in self._done:
                 continue
             since = self._since.setdefault(pod.uid, now)
-            if pod.finalizers or now - since < pod.grace_seconds + STUCK_MARGIN:
+            if pod.finalizers or pod.claims or now - since < pod.grace_seconds + STUCK_MARGIN:
                 continue
-            self._done.add(pod.uid)
             self._progress.warn("a pod does not end and is deleted by force", pod=pod.ref, setting="FORCE_DELETE_STUCK_PODS")
-            with suppress(NotFound, Conflict, Unreachable):
+            try:
                 await self._cluster.evict(pod, grace_seconds=0)
+            except (EvictionBlocked, Unreachable) as error:
+                self._progress.tell("it could not be deleted by force; that is tried again", pod=pod.ref, why=error.message)
+                continue
+            except (NotFound, Conflict):
+                pass
+            self._done.add(pod.uid)
 
 
 async def wait_until_gone(

@@ -9,6 +9,7 @@ from driver_manager.agent.observe import Observer
 from driver_manager.config import Settings
 from driver_manager.core.hostdriver import host_driver
 from driver_manager.core.modules import stuck_modules, unload_order
+from driver_manager.core.needs import ALWAYS, SOMETIMES, Need, in_words
 from driver_manager.core.record import find_record
 from driver_manager.core.seen import Snapshot, choose_keep_off_of
 from driver_manager.core.snapshot import HostView, Permissions, Unloading
@@ -36,10 +37,6 @@ class Check:
     """The exit code it stands for when it failed."""
 
 
-NEEDED: Final = (("get", "", "nodes"), ("patch", "", "nodes"), ("list", "", "pods"), ("watch", "", "pods"), ("create", "", "pods/eviction"))
-"""Without these no run succeeds."""
-USEFUL: Final = (("get", "apps", "daemonsets"), ("list", "resource.k8s.io", "resourceclaims"))
-"""Without these a run says what it could not look at."""
 SEVERITY: Final = (Exit.BUG, Exit.CANNOT_UNLOAD, Exit.FORBIDDEN, Exit.CONFIG, Exit.UNREACHABLE, Exit.REFUSED, Exit.AGAIN)
 """From the worst on: the exit code of several failed checks is the first that occurs."""
 
@@ -60,7 +57,7 @@ async def preflight(connect: Callable[[], Awaitable[Cluster]], host: Host, clock
         settings: of the run to come.
     """
     try:
-        checks = host_checks(await host.look())
+        checks = host_checks(await host.look(), settings)
     except DriverManagerError as error:
         checks = [Check("host", Level.FAIL, error.message, error.hint, error.exit_code)]
     try:
@@ -79,7 +76,7 @@ async def _cluster_checks(cluster: Cluster, host: Host, clock: Clock, settings: 
         permissions = await cluster.permissions(settings.operator_namespace)
     except DriverManagerError as error:
         return [Check("api", Level.FAIL, error.message, error.hint, error.exit_code)]
-    checks = [Check("api", Level.PASS, "the API server answers"), *permission_checks(permissions)]
+    checks = [Check("api", Level.PASS, "the API server answers"), *await permission_checks(cluster, permissions)]
     if settings.no_cluster:
         checks = [Check("api", Level.PASS, "no cluster is asked: this machine alone is freed")]
     if not settings.node_name:
@@ -91,23 +88,26 @@ async def _cluster_checks(cluster: Cluster, host: Host, clock: Clock, settings: 
     return [*checks, Check("node", Level.PASS, f"the node {seen.node.name} is there"), *node_checks(seen, settings)]
 
 
-def permission_checks(permissions: Permissions) -> list[Check]:
-    """What the account may do."""
+async def permission_checks(cluster: Cluster, permissions: Permissions) -> list[Check]:
+    """What the account may do; where the server's list is not complete, each missing need is asked for by itself (decision 2)."""
 
-    def lacking(wanted: tuple[tuple[str, str, str], ...]) -> str:
-        return ", ".join(f"{verb} {resource}" for verb, group, resource in wanted if not permissions.allow(verb, group, resource))
+    async def is_missing(need: Need) -> bool:
+        if permissions.allow(*need):
+            return False
+        return not (permissions.is_incomplete and await cluster.may(*need))
 
     hint = "give the service account the ClusterRole of the stock driver DaemonSet"
-    if missing := lacking(NEEDED):
-        if permissions.is_incomplete:
-            return [Check("permissions", Level.WARN, f"the server does not say whether the account may {missing}", hint)]
-        return [Check("permissions", Level.FAIL, f"the account may not {missing}", hint, Exit.FORBIDDEN)]
-    if missing := lacking(USEFUL):
-        return [Check("permissions", Level.WARN, f"the account may not {missing}: a run does without, and says so", hint)]
-    return [Check("permissions", Level.PASS, "the account may do all that a run needs")]
+    if missing := [in_words(need) for need in ALWAYS if await is_missing(need)]:
+        return [Check("permissions", Level.FAIL, f"the account may not {', '.join(missing)}", hint, Exit.FORBIDDEN)]
+    checks = [
+        Check("permissions", Level.WARN, f"the account may not {in_words(need)}: {what}", hint)
+        for need, what in SOMETIMES.items()
+        if await is_missing(need)
+    ]
+    return checks or [Check("permissions", Level.PASS, "the account may do all that a run needs")]
 
 
-def host_checks(host: HostView) -> list[Check]:
+def host_checks(host: HostView, settings: Settings) -> list[Check]:
     """What the kernel and the container's own set-up allow."""
     checks = [_unload_check(host)]
     if stuck := stuck_modules(host.modules):
@@ -115,9 +115,10 @@ def host_checks(host: HostView) -> list[Check]:
         checks.append(Check("module-state", Level.FAIL, sentence, "reboot the node", Exit.CANNOT_UNLOAD))
     else:
         checks.append(Check("module-state", Level.PASS, "no module is stuck"))
-    if unknown := unload_order(host.modules).unknown_holders:
+    if unknown := unload_order(host.modules, settings.unload_also).unknown_holders:
         sentence = f"{', '.join(unknown)} uses the driver and is none of NVIDIA's modules"
-        checks.append(Check("module-holders", Level.WARN, sentence, f"unload it by hand, or set UNLOAD_ALSO={','.join(unknown)}"))
+        hint = f"unload it by hand, or set UNLOAD_ALSO={','.join(unknown)}"
+        checks.append(Check("module-holders", Level.FAIL, sentence, hint, Exit.REFUSED))
     if host.sees_all_processes:
         checks.append(Check("host-pid", Level.PASS, "the processes of the whole host are visible"))
     else:

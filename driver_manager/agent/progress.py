@@ -50,12 +50,15 @@ class Progress:
     steps: list[StepState] = field(default_factory=list)
     waits: dict[str, WaitState] = field(default_factory=dict)
     """By reason: several things can be waited for at once."""
+    last_reason: str = ""
+    """Reason of the last wait that was told, also when it is over."""
 
     @contextmanager
     def step(self, step: Step) -> Iterator[StepState]:
         """Tells the begin and the end of a step, and how long it took."""
         state = StepState(step, self.clock.now())
         self.steps.append(state)
+        self.last_reason = ""
         token = bound.set(bound.get() | {"step": type(step).__name__})
         logger.info("step begins", extra={"what": describe(step)})
         self.on_change(self)
@@ -88,6 +91,7 @@ class Progress:
         pause = REPEAT_SECONDS if state.waiting == waiting else CHANGED_SECONDS
         is_changed = state.waiting != waiting
         state.waiting = waiting
+        self.last_reason = (self.worst_wait or state).waiting.reason
         if now - state.told >= pause:
             state.told = now
             logger.info("waiting", extra={"reason": waiting.reason, "for": waiting.text, "since": state.began_wall})

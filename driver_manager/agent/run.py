@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ from driver_manager.agent.node import NodeWriter
 from driver_manager.agent.observe import Observer
 from driver_manager.agent.progress import Progress
 from driver_manager.config import Settings
-from driver_manager.core.plan import Path, Plan, RestoreNode
+from driver_manager.core.plan import BeginUnload, Path, Plan, RestoreNode, Step, UnmarkHostDriver
+from driver_manager.core.planner import unload_steps
 from driver_manager.core.record import find_record
 from driver_manager.core.report import Blocker, Waiting, status_text
 from driver_manager.core.seen import Snapshot
@@ -22,12 +24,15 @@ from driver_manager.errors import (
     DriverManagerError,
     Exit,
     Interrupted,
+    InvariantBroken,
     NotBuilt,
     Refused,
+    StartOver,
     TakenOver,
+    Unsettled,
 )
 from driver_manager.logs import bound
-from driver_manager.names import STATUS
+from driver_manager.names import DEPLOY_DRIVER, HOST_DRIVER, PRE_INSTALLED, STATUS
 from driver_manager.ports import Clock, Cluster, Host
 
 logger = logging.getLogger(__name__)
@@ -38,6 +43,8 @@ STATUS_AFTER: Final = 2.0
 """A wait shorter than this is not written on the node."""
 STATUS_EVERY: Final = 10.0
 """Seconds at least between two writes of the status."""
+MARK_SECONDS: Final = 5.0
+"""How long a run that a signal ends looks whether its mark of a host driver was written."""
 DEFAULT_GRACE: Final = 30.0
 GRACE_MARGIN: Final = 5.0
 """Seconds of our pod's grace period that are left for the end of the process (decision 23)."""
@@ -63,6 +70,7 @@ class Agent:
         self.observer = Observer(cluster, host, clock, settings)
         self.executor: Executor | None = None
         self._grace = DEFAULT_GRACE
+        self._on_failure: tuple[Step, ...] = (RestoreNode(),)
         self._stopped_at: float | None = None
         """When a signal came."""
         self._is_ending = False
@@ -87,6 +95,13 @@ class Agent:
     async def plan(self) -> tuple[Snapshot, Plan]:
         """What `uninstall` would do now; changes nothing."""
         return await self.observer.plan()
+
+    async def state(self) -> tuple[Snapshot, Plan | DriverManagerError]:
+        """The node as it is, and what `uninstall` would do now, or why that cannot be said."""
+        try:
+            return await self.observer.plan()
+        except DriverManagerError as error:
+            return await self.observer.look(), error
 
     # The run --------------------------------------------------------------------------------------------------------
 
@@ -126,14 +141,27 @@ class Agent:
         except DriverManagerError as error:
             failure = error
         except asyncio.CancelledError:
-            if self.executor is not None and self.executor.is_marked:
-                return Outcome(Exit.HOST_DRIVER, "the driver belongs to the host; the node is marked so")
             failure = Interrupted("stopped by a signal", hint="the next run starts from the beginning")
+        except Exception as error:  # the loop's edge: a bug must not leave the node paused either
+            logger.exception("a bug in driver-manager: please report it with these lines")
+            failure = InvariantBroken(f"a bug in driver-manager: {type(error).__name__}: {error}", hint="report it with the log")
         self._is_ending = True
         task = asyncio.current_task()
         while task is not None and task.cancelling():  # also where an error came at the same moment and hid the signal
             task.uncancel()
+        if isinstance(failure, Interrupted) and await self._is_marked():
+            return Outcome(Exit.HOST_DRIVER, "the driver belongs to the host; the node is marked so")
         return await self._put_back(failure, self.settings.restore_timeout if self._stopped_at is None else self._time_to_stop())
+
+    async def _is_marked(self) -> bool:
+        """Whether the host driver's mark of this run is on the node: its DaemonSet deletes our pod as soon as it is (decision 16)."""
+        if self.executor is None or not self.executor.is_marking:
+            return False
+        try:
+            node = await self.executor.writer.read(MARK_SECONDS)
+        except DriverManagerError:
+            return False
+        return HOST_DRIVER in node.annotations and node.labels.get(DEPLOY_DRIVER) == PRE_INSTALLED
 
     def _time_to_stop(self) -> float:
         """Seconds until our pod's grace period is nearly over (decision 23): the deletion's own, where the watch has told it."""
@@ -151,13 +179,18 @@ class Agent:
                 self._grace = float(seen.own_pod.grace_seconds)
             self._tell(plan)
             self.executor = self._executor(seen)
+            self._on_failure = plan.on_failure
             if plan.path is Path.REFUSED:
                 raise _refusal(plan)
             await self.observer.check_permissions(seen, plan)
-            await self._run_steps(plan)
+            try:
+                await self._run_steps(plan)
+            except StartOver as error:
+                self.progress.warn("starting over", why=error.message)
+                continue
             if plan.path not in (Path.WAIT, Path.UNDO):
                 return await self._done(plan)
-        raise DeadlineExceeded("the node to come to rest", 0.0, hint="look at the log: each turn says what it waited for")
+        raise Unsettled("the node does not come to rest", hint="look at the log: each turn says what it waited for")
 
     def _tell(self, plan: Plan) -> None:
         self.progress.tell("plan", path=str(plan.path), because=plan.because, steps=len(plan.steps))
@@ -185,9 +218,14 @@ class Agent:
             heartbeat.cancel()
 
     async def _each_step(self, plan: Plan, executor: Executor) -> None:
-        for step in plan.steps:
+        steps = deque(plan.steps)
+        while steps:
+            step = steps.popleft()
             with self.progress.step(step):
                 await executor.do(step)
+            if isinstance(step, BeginUnload):  # the host may have changed since the plan was made
+                after = [each for each in steps if isinstance(each, UnmarkHostDriver | RestoreNode)]
+                steps = deque((*unload_steps(executor.seen, self.settings), *after))
 
     async def _done(self, plan: Plan) -> Outcome:
         """Nothing is left to do; a status of an earlier failure goes now (decision 11)."""
@@ -200,6 +238,7 @@ class Agent:
 
     async def _restore(self) -> Outcome:
         seen = await self.observer.look(with_holders=False)
+        self.observer.check_here(seen)
         self.executor = self._executor(seen)
         found = find_record(seen.node)
         if found.is_unreadable:
@@ -224,7 +263,8 @@ class Agent:
         is_changed = executor.record is not None or find_record(executor.writer.node).record is not None
         if isinstance(error, Interrupted) and not is_changed:
             return Outcome(error.exit_code, error.message, error.hint)
-        waiting = Waiting(type(error).__name__, error.message + (f" ({error.hint})" if error.hint else ""), self._blockers())
+        reason = self.progress.last_reason if isinstance(error, DeadlineExceeded) and self.progress.last_reason else error.reason
+        waiting = Waiting(reason, error.message + (f" ({error.hint})" if error.hint else ""), self._blockers())
         status = status_text(phase="failed", run=self.observer.run, since=self.clock.wall(), waiting=waiting)
         if not is_changed:
             with suppress(ClusterError):
@@ -235,8 +275,9 @@ class Agent:
             return Outcome(error.exit_code, error.message, hint, is_put_back=False)
         executor.status_on_restore = status
         try:
-            with self.progress.step(RestoreNode()):
-                await executor.restore(limit)
+            for step in self._on_failure or (RestoreNode(),):
+                with self.progress.step(step):
+                    await (executor.restore(limit) if isinstance(step, RestoreNode) else executor.do(step))
         except DriverManagerError as second:
             logger.error("the node could not be put back; its record stays", extra={"error": second.message, "hint": second.hint})  # noqa: TRY400
             hint = f"run `driver-manager restore` on the node; {second.message}"
@@ -259,7 +300,7 @@ class Agent:
             await self.clock.sleep(1.0)
             self.progress.repeat()
             state, now = self.progress.worst_wait, self.clock.now()
-            if state is None or now - state.began < STATUS_AFTER or now - written_at < STATUS_EVERY:
+            if state is None or now - state.began < STATUS_AFTER or now - max(written_at, executor.told_at) < STATUS_EVERY:
                 continue
             text = status_text(phase="waiting", run=self.observer.run, since=state.began_wall, waiting=state.waiting)
             if text == written:

@@ -183,7 +183,7 @@ def run_status(effective: Effective, output: str) -> int:
         host = _open_host(settings)
         cluster = await _connect(settings)
         try:
-            seen, plan = await Agent(cluster, host, SystemClock(), settings).plan()
+            seen, plan = await Agent(cluster, host, SystemClock(), settings).state()
         finally:
             await cluster.close()
         from driver_manager.cli import render

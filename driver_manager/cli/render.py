@@ -11,8 +11,9 @@ from driver_manager.core.consumers import Action, Verdict
 from driver_manager.core.labels import is_paused
 from driver_manager.core.plan import Plan, describe
 from driver_manager.core.record import encode, find_record
-from driver_manager.core.report import plan_document
+from driver_manager.core.report import plan_document, verdict_document
 from driver_manager.core.seen import Snapshot
+from driver_manager.errors import DriverManagerError
 from driver_manager.names import DEPLOY_PREFIX, KEEP_CORDON, STATUS
 
 COLOURS = {
@@ -56,8 +57,7 @@ def plan(seen: Snapshot, plan: Plan, output: str) -> None:
     if plan.drain_verdicts:
         console.print(_verdict_table("If something still holds the driver, the node is drained (ENABLE_AUTO_DRAIN)", plan.drain_verdicts))
     for each in _holders(seen):
-        owner = each["pod"] or each["unit"] or "unknown owner"
-        console.print(f"  process {each['pid']} {each['command']} holds {', '.join(each['devices'])} ({owner})")
+        console.print(_holder_line(each))
     for refusal in plan.refusals:
         console.print(f"  [bold red]refused[/]: {refusal}")
     if plan.refusals and plan.hint:
@@ -68,6 +68,11 @@ def plan(seen: Snapshot, plan: Plan, output: str) -> None:
         console.print(f"  on failure: {describe(step)}")
     if not plan.steps and not plan.refusals:
         console.print("  nothing to do")
+
+
+def _holder_line(holder: dict[str, Any]) -> str:
+    owner = holder["pod"] or holder["unit"] or "unknown owner: end it by hand"
+    return f"  process {holder['pid']} {holder['command']} holds {', '.join(holder['devices'])} ({owner})"
 
 
 def _holders(seen: Snapshot) -> list[dict[str, Any]]:
@@ -84,7 +89,7 @@ def _holders(seen: Snapshot) -> list[dict[str, Any]]:
     ]
 
 
-def status(seen: Snapshot, plan: Plan, output: str) -> None:
+def status(seen: Snapshot, plan: Plan | DriverManagerError, output: str) -> None:
     """Prints the state of the node."""
     document = _status_document(seen, plan)
     if output == "json":
@@ -94,10 +99,29 @@ def status(seen: Snapshot, plan: Plan, output: str) -> None:
     console.print(f"[bold]{seen.node.name}[/]: {document['sentence']}")
     for line in document["details"]:
         console.print(f"  {line}")
+    if isinstance(plan, DriverManagerError):
+        console.print(f"  what a run would do now cannot be said: {plan.message}" + (f" ({plan.hint})" if plan.hint else ""))
+        return
     console.print(f"  a run now: {plan.path}, because {plan.because}")
+    users = tuple(each for each in plan.verdicts if each.uses or each.action is not Action.KEEP)
+    if users:
+        console.print(_verdict_table("Users of the driver", users))
+    for each in document["holders"]:
+        console.print(_holder_line(each))
 
 
-def _status_document(seen: Snapshot, plan: Plan) -> dict[str, Any]:
+def _next(plan: Plan | DriverManagerError) -> dict[str, Any]:
+    if isinstance(plan, DriverManagerError):
+        return {"error": plan.message, "hint": plan.hint, "exitCode": int(plan.exit_code)}
+    return {
+        "path": str(plan.path),
+        "because": plan.because,
+        "exitCode": int(plan.ends_with),
+        "verdicts": [verdict_document(each) for each in plan.verdicts if each.uses or each.action is not Action.KEEP],
+    }
+
+
+def _status_document(seen: Snapshot, plan: Plan | DriverManagerError) -> dict[str, Any]:
     node, host = seen.node, seen.host
     found = find_record(node)
     paused = sorted(key for key, value in node.labels.items() if key.startswith(DEPLOY_PREFIX) and is_paused(value))
@@ -129,7 +153,7 @@ def _status_document(seen: Snapshot, plan: Plan) -> dict[str, Any]:
         "driver": host.driver_version,
         "modules": sorted(host.modules),
         "holders": _holders(seen),
-        "next": {"path": str(plan.path), "because": plan.because, "exitCode": int(plan.ends_with)},
+        "next": _next(plan),
         "details": details,
     }
 

@@ -153,12 +153,13 @@ def _own(pod: PodView, policy: PodPolicy, found: tuple[Use, ...]) -> Verdict | N
 
 
 def _opted_out(pod: PodView, policy: PodPolicy, found: tuple[Use, ...]) -> Verdict | None:
-    """An opt-out wins over every evidence but the kernel's: a GPU that is held cannot be freed around its holder."""
+    """An opt-out wins over every evidence but a process or a claim: a GPU that is held cannot be freed around its holder."""
     if pod.labels.get(DRAIN_SKIP) != "true":
         return None
     setting = f"remove its label {DRAIN_SKIP}"
-    held = [use for use in found if use.evidence is Evidence.PROCESS]
-    if held and policy.settings.hidden_consumers != "ignore":
+    ignored = Evidence.PROCESS if policy.settings.hidden_consumers == "ignore" else None
+    held = [use for use in found if use.evidence in (Evidence.PROCESS, Evidence.CLAIM) and use.evidence is not ignored]
+    if held:
         return Verdict(pod, Action.REFUSE, Reason.OPTED_OUT, f"has the label {DRAIN_SKIP}=true, but {held[0].sentence}", setting)
     return Verdict(pod, Action.KEEP, Reason.OPTED_OUT, f"has the label {DRAIN_SKIP}=true", setting)
 
@@ -354,7 +355,7 @@ def drain_verdict(pod: PodView, policy: PodPolicy) -> Verdict:
         return Verdict(pod, Action.AWAIT, Reason.TERMINATING, "is already terminating")
     if pod.owner is None and not settings.drain_use_force:
         return Verdict(pod, Action.REFUSE, Reason.UNMANAGED, "has no controller to make it again", "DRAIN_USE_FORCE=true")
-    if pod.has_empty_dir and not settings.drain_delete_emptydir_data:
+    if pod.has_empty_dir and not settings.drain_delete_emptydir_data and virtual_machine(pod) is None:
         sentence = "would lose the data in its emptyDir volume"
         return Verdict(pod, Action.REFUSE, Reason.EMPTY_DIR, sentence, "DRAIN_DELETE_EMPTYDIR_DATA=true")
     return Verdict(pod, Action.EVICT, Reason.NO_GPU, "is on the node that is drained")

@@ -34,11 +34,13 @@ def choose_keep_off(
         tolerations: of the driver's DaemonSet; None where no DaemonSet owns this run.
         run: the run's id, which becomes part of the taint's value.
         unowned_key: the key to use without an owner.
-        held: the taint that an earlier run left, by its record: it is taken over.
+        held: the taint that an earlier run left, by its record: it is taken over if it is tolerated, and dropped otherwise.
     """
     value = TAINT_VALUE_PREFIX + run
     if held is not None:
-        return KeepOff(Taint(held.key, value, held.effect), f"the taint {held.key} of an earlier run is taken over")
+        ours = Taint(held.key, value, held.effect)
+        if tolerations is None or any(each.tolerates(ours) for each in tolerations):
+            return KeepOff(ours, f"the taint {held.key} of an earlier run is taken over")
     taken = {taint.key for taint in node.taints if taint.effect == "NoSchedule"}
     keys = (unowned_key,) if tolerations is None else (KEEP_OFF_TAINT, GPU_TAINT)
     for key in keys:

@@ -142,6 +142,13 @@ class Unmount:
 
 
 @dataclass(frozen=True, slots=True)
+class UnbindVfio:
+    """Take GPUs, with their companions, off vfio and leave them free for the driver that comes."""
+
+    addresses: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RemovePidFile:
     """Remove the driver container's pid file, if nobody holds its lock."""
 
@@ -159,6 +166,8 @@ class ProveFree:
 
     with_modules: bool
     """Whether the driver's modules have to be gone as well."""
+    is_closed: bool = False
+    """Whether the node is closed to users of the driver, so that modules that came back may be unloaded once more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +192,7 @@ Step = (
     | RemoveFiles
     | UnloadModule
     | Unmount
+    | UnbindVfio
     | RemovePidFile
     | AwaitNetworkDriver
     | ProveFree
@@ -250,6 +260,8 @@ def describe(step: Step) -> str:
             return f"unload {name}"
         case Unmount(mount=mount):
             return f"unmount {mount.target}"
+        case UnbindVfio(addresses):
+            return f"unbind {', '.join(addresses)} from vfio"
         case RemovePidFile():
             return "remove the driver's pid file"
         case AwaitNetworkDriver(is_host=is_host):

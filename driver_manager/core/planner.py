@@ -13,6 +13,7 @@ from driver_manager.core.hostdriver import host_driver, previous_value
 from driver_manager.core.keepoff import KeepOff
 from driver_manager.core.labels import LabelsToPause
 from driver_manager.core.modules import NOUVEAU, stuck_modules, unload_order
+from driver_manager.core.needs import EVICT, GET_CLAIM, PATCH_NODE, WATCH_PODS, Need
 from driver_manager.core.plan import (
     AwaitForeignPause,
     AwaitNetworkDriver,
@@ -34,22 +35,22 @@ from driver_manager.core.plan import (
     RestoreNode,
     Step,
     TryEvictions,
+    UnbindVfio,
     UnloadModule,
     UnmarkHostDriver,
     Unmount,
     counted,
 )
 from driver_manager.core.record import Phase, Record, find_record, merged
-from driver_manager.core.rounds import pods_to
+from driver_manager.core.rounds import pods_ending, pods_to
 from driver_manager.core.seen import Snapshot, choose_keep_off_of, labels_of, other_drivers, pod_policy
 from driver_manager.core.snapshot import HostView, NodeView, Unloading
-from driver_manager.errors import Exit
+from driver_manager.core.vfio import holder_words, on_vfio, vfio_holders
+from driver_manager.errors import Exit, Refused
 from driver_manager.names import (
     DEPLOY_DRIVER,
-    DRA_GROUP,
     HOST_DRIVER,
     MELLANOX,
-    NVIDIA,
     PRE_INSTALLED,
     READY_MARKERS,
     STATE_FILE,
@@ -69,9 +70,10 @@ def plan_uninstall(seen: Snapshot, settings: Settings) -> Plan:
     record = found.record
     if record is not None and record.boot_id != seen.host.boot_id:
         because = f"run {record.run} of another boot left the node paused"
-        return Plan(path=Path.UNDO, because=because, steps=(RestoreNode(),), record=record, notes=notes)
+        return Plan(path=Path.UNDO, because=because, steps=(RestoreNode(),), on_failure=(RestoreNode(),), record=record, notes=notes)
     plan = _plan_by_driver(seen, settings, record)
-    return replace(plan, notes=(*notes, *plan.notes), record=record)
+    on_failure = (RestoreNode(),) if plan.steps or record is not None else ()
+    return replace(plan, notes=(*notes, *plan.notes), record=record, on_failure=on_failure)
 
 
 def _plan_by_driver(seen: Snapshot, settings: Settings, record: Record | None) -> Plan:
@@ -85,6 +87,9 @@ def _plan_by_driver(seen: Snapshot, settings: Settings, record: Record | None) -
             "reboot the node: the kernel never finishes this",
             Exit.CANNOT_UNLOAD,
         )
+    disturbs_nobody = not seen.host.is_loaded or _unchanged(seen.host, settings, record)
+    if disturbs_nobody and (others := other_drivers(seen)):
+        return Plan(path=Path.WAIT, because="another driver's pod lives on this node", steps=(AwaitOtherDriver(others),))
     if not seen.host.is_loaded:
         return _plan_nothing_loaded(seen, settings, record, unmark, undo)
     if why := _unchanged(seen.host, settings, record):
@@ -95,7 +100,7 @@ def _plan_by_driver(seen: Snapshot, settings: Settings, record: Record | None) -
             *_recycle(seen, record),
             *undo,
         )
-        return Plan(path=Path.UNCHANGED, because=why, steps=_once(steps), on_failure=(RestoreNode(),))
+        return Plan(path=Path.UNCHANGED, because=why, steps=_once(steps))
     return _plan_full(seen, settings, record, unmark)
 
 
@@ -142,6 +147,8 @@ def _unchanged(host: HostView, settings: Settings, record: Record | None) -> str
 
 
 def _why_full(host: HostView, settings: Settings) -> str:
+    if not host.is_loaded:
+        return "a virtual machine uses GPUs on vfio that are wanted for the driver"
     loaded = f"driver {host.driver_version or 'of unknown version'} is loaded"
     if settings.force_reinstall:
         return f"{loaded}, and FORCE_REINSTALL is set"
@@ -155,10 +162,12 @@ def _plan_nothing_loaded(
     seen: Snapshot, settings: Settings, record: Record | None, unmark: tuple[Step, ...], undo: tuple[Step, ...]
 ) -> Plan:
     host = seen.host
-    passed = [each.address for each in host.pci if each.vendor == NVIDIA and each.driver and "vfio" in each.driver]
-    if passed and not seen.wants_vfio:
-        sentence = f"the GPUs {', '.join(passed)} are bound to vfio, and this version cannot unbind them yet"
-        return _refused(sentence, "unbind them by hand: echo ADDRESS > /sys/bus/pci/devices/ADDRESS/driver/unbind", Exit.BUG)
+    unbind = unbind_steps(seen, settings)
+    if unbind and (machines := vfio_holders(seen.holders)):
+        if any(each.pod_uid for each in machines):
+            return _plan_full(seen, settings, record, unmark)  # N37: then somebody has to go
+        sentence = f"the GPUs {', '.join(unbind[0].addresses)} are on vfio and in use by {', '.join(map(holder_words, machines))}"
+        return _refused(sentence, "end the virtual machine that is named, or give the node to virtual machines", Exit.AGAIN)
     if NOUVEAU in host.modules and (plan := _cannot_unload(host)) is not None:
         return plan
     steps = (
@@ -167,13 +176,22 @@ def _plan_nothing_loaded(
         *_unmounts(host, is_detach_at_once=True),
         *_pid_file(host),
         *((UnloadModule(NOUVEAU),) if NOUVEAU in host.modules else ()),
+        *unbind,
         *_network_driver(host, settings),
         ProveFree(with_modules=True),
         *_recycle(seen, record),
         *undo,
     )
     because = "no NVIDIA driver is loaded, so nobody has to go"
-    return Plan(path=Path.NOTHING_LOADED, because=because, steps=_once(steps), on_failure=(RestoreNode(),))
+    return Plan(path=Path.NOTHING_LOADED, because=because, steps=_once(steps))
+
+
+def unbind_steps(seen: Snapshot, settings: Settings) -> tuple[UnbindVfio, ...]:
+    """GPUs on vfio go off it, unless that is where they are wanted; without a cluster nobody says so, and they stay (N39)."""
+    if seen.wants_vfio or settings.no_cluster:
+        return ()
+    addresses = on_vfio(seen.host.pci, switches=settings.bind_nvswitches)
+    return (UnbindVfio(addresses),) if addresses else ()
 
 
 def _recycle(seen: Snapshot, record: Record | None) -> tuple[Step, ...]:
@@ -217,16 +235,11 @@ def _cannot_unload(host: HostView) -> Plan | None:
 
 
 def _plan_full(seen: Snapshot, settings: Settings, record: Record | None, unmark: tuple[Step, ...]) -> Plan:
-    if (plan := _cannot_unload(seen.host)) is not None:
+    if seen.host.is_loaded and (plan := _cannot_unload(seen.host)) is not None:
         return plan
     order = unload_order(seen.host.modules, settings.unload_also)
     if order.unknown_holders:
-        names = ", ".join(order.unknown_holders)
-        return _refused(
-            f"the module {names} uses the driver and is none of NVIDIA's",
-            f"unload it by hand, or set UNLOAD_ALSO={names}",
-            Exit.REFUSED,
-        )
+        return _refused(_foreign_module(order.unknown_holders), _foreign_module_hint(order.unknown_holders), Exit.REFUSED)
     labels = labels_of(seen, settings, record)
     if labels.foreign:
         because = f"another tool has paused {', '.join(labels.foreign)}"
@@ -234,13 +247,14 @@ def _plan_full(seen: Snapshot, settings: Settings, record: Record | None, unmark
     keep_off = choose_keep_off_of(seen, settings, record)
     policy = pod_policy(seen, settings, labels, keep_off)
     decided = verdicts(seen.pods, policy)
-    drained = tuple(drain_verdict(pod, policy) for pod in seen.pods) if settings.enable_auto_drain else ()
+    may_drain = settings.enable_auto_drain and not seen.is_policy_owned
+    drained = tuple(drain_verdict(pod, policy) for pod in seen.pods) if may_drain else ()
     common = Plan(
         path=Path.FULL,
         because=_why_full(seen.host, settings),
         verdicts=decided,
         drain_verdicts=drained,
-        notes=_full_notes(seen, labels, keep_off),
+        notes=(*_full_notes(seen, labels, keep_off), *_drain_notes(drained)),
     )
     if refused := [each for each in decided if each.action in (Action.REFUSE, Action.PARK)]:
         return _refusal_of_pods(common, refused)
@@ -254,40 +268,63 @@ def _plan_full(seen: Snapshot, settings: Settings, record: Record | None, unmark
             taint=keep_off.taint,
         ),
     )
-    steps = (*unmark, *_full_steps(seen, settings, made, labels, decided, order.modules))
-    return replace(common, steps=steps, on_failure=(RestoreNode(),))
+    steps = (*_full_steps(settings, made, labels, decided, order.modules), *unload_steps(seen, settings), *unmark, RestoreNode())
+    return replace(common, steps=steps)
 
 
 def _full_steps(
-    seen: Snapshot,
-    settings: Settings,
-    record: Record,
-    labels: LabelsToPause,
-    decided: Sequence[Verdict],
-    modules: tuple[str, ...],
+    settings: Settings, record: Record, labels: LabelsToPause, decided: Sequence[Verdict], modules: tuple[str, ...]
 ) -> tuple[Step, ...]:
-    host = seen.host
+    """From the first question to the moment when nobody uses the driver."""
     last = [each for each in decided if each.is_last]
     first = [each for each in decided if not each.is_last]
     evict = pods_to(Action.EVICT, decided)
-    pause_last = PauseLast(labels.last, pods_to(Action.AWAIT, last), pods_to(Action.EVICT, last))
+    free = FreePods((*pods_to(Action.EVICT, first), *pods_ending(first)), pods_to(Action.AWAIT, first))
+    pause_last = PauseLast(labels.last, pods_to(Action.AWAIT, last), (*pods_to(Action.EVICT, last), *pods_ending(last)))
     return (
         *((TryEvictions(evict),) if evict else ()),
         PauseNode(record, labels.first),
-        *(() if settings.no_cluster else (FreePods(pods_to(Action.EVICT, first), pods_to(Action.AWAIT, first)),)),
+        *(() if settings.no_cluster else (free,)),
         *((ProveNoClaims(), pause_last) if labels.last or last else ()),
         AwaitReleased(modules),
         LookAgain(),
         BeginUnload(),
+    )
+
+
+def unload_steps(seen: Snapshot, settings: Settings) -> tuple[Step, ...]:
+    """What is done to the host once nobody uses the driver; made anew from the last look right before the first of them.
+
+    Raises:
+        Refused: a module of somebody else's holds the driver by now.
+    """
+    host = seen.host
+    order = unload_order(host.modules, settings.unload_also)
+    if order.unknown_holders:
+        raise Refused(_foreign_module(order.unknown_holders), hint=_foreign_module_hint(order.unknown_holders))
+    return (
         RemoveFiles((f"/{STATE_FILE}", *(f"/{VALIDATIONS}/{name}" for name in READY_MARKERS))),  # operands may still have made some
-        *(UnloadModule(name) for name in modules),
+        *(UnloadModule(name) for name in order.modules),
         *_unmounts(host, is_detach_at_once=False),
         *_pid_file(host),
         *((UnloadModule(NOUVEAU),) if NOUVEAU in host.modules else ()),
+        *unbind_steps(seen, settings),
         *_network_driver(host, settings),
-        ProveFree(with_modules=True),
-        RestoreNode(),
+        ProveFree(with_modules=True, is_closed=True),
     )
+
+
+def _foreign_module(names: tuple[str, ...]) -> str:
+    return f"the module {', '.join(names)} uses the driver and is none of NVIDIA's"
+
+
+def _foreign_module_hint(names: tuple[str, ...]) -> str:
+    return f"unload it by hand, or set UNLOAD_ALSO={','.join(names)}"
+
+
+def _drain_notes(drained: Sequence[Verdict]) -> tuple[str, ...]:
+    refused = [each for each in drained if each.action is Action.REFUSE]
+    return tuple(f"a drain of the node would leave pod {each.pod.ref}, which {each.sentence} ({each.setting})" for each in refused)
 
 
 def _refusal_of_pods(plan: Plan, refused: Sequence[Verdict]) -> Plan:
@@ -358,21 +395,23 @@ def _network_driver(host: HostView, settings: Settings) -> tuple[Step, ...]:
     return ()
 
 
-def needed_permissions(plan: Plan) -> tuple[tuple[str, str, str], ...]:
+def needed_permissions(plan: Plan) -> tuple[Need, ...]:
     """Verb, group and resource of everything that the plan's steps need."""
-    needs: list[tuple[str, str, str]] = []
+    needs: list[Need] = []
     for step in (*plan.steps, *plan.on_failure):
         match step:
             case PauseNode() | PauseLast() | BeginUnload() | RestoreNode() | MarkHostDriver() | UnmarkHostDriver():
-                needs.append(("patch", "", "nodes"))
+                needs.append(PATCH_NODE)
             case AwaitPolicyOwner():
-                needs += [("patch", "", "nodes"), ("watch", "", "pods")]
+                needs += [PATCH_NODE, WATCH_PODS]
             case TryEvictions():
-                needs.append(("create", "", "pods/eviction"))
+                needs.append(EVICT)
+            case AwaitReleased() if plan.drain_verdicts:
+                needs += [EVICT, WATCH_PODS]
             case ProveNoClaims():
-                needs += [("get", DRA_GROUP, "resourceclaims"), ("watch", "", "pods")]
+                needs += [GET_CLAIM, WATCH_PODS]
             case FreePods() | AwaitOtherDriver():
-                needs.append(("watch", "", "pods"))
+                needs.append(WATCH_PODS)
             case _:
                 pass
     return tuple(dict.fromkeys(needs))

@@ -163,28 +163,33 @@ class Undo:
     left_alone: tuple[str, ...] = ()
 
 
-def apply_record(record: Record, node: NodeView, *, labels: Mapping[str, str] | None = None) -> NodeChange:
+def apply_record(record: Record, node: NodeView, *, labels: Mapping[str, str] | None = None, former: Taint | None = None) -> NodeChange:
     """What makes the node as the record says it is: paused, cordoned, tainted, with the record on it.
 
     Args:
         record: the record to write.
         node: the node as it is now.
         labels: the labels to pause, of those in the record; all by default.
+        former: the taint of an earlier run, which this one drops.
     """
     paused = record.labels if labels is None else labels
     return NodeChange(
         labels={key: PAUSED for key in paused if node.labels.get(key) != PAUSED},
         annotations={RECORD: encode(record)},
         unschedulable=True if record.is_cordoned and not node.unschedulable else None,
-        taints=_with_taint(node, record.taint),
+        taints=_with_taint(node, record.taint, former),
     )
 
 
-def _with_taint(node: NodeView, taint: Taint | None) -> tuple[Taint, ...] | None:
+def _with_taint(node: NodeView, taint: Taint | None, former: Taint | None = None) -> tuple[Taint, ...] | None:
     """The node's taints with ours in place of one of an earlier run of ours; None where nothing changes or the key is not free.
 
     A node holds one taint for each key and effect, and one that is not ours is never replaced.
     """
+    if former is not None:
+        kept = tuple(t for t in node.taints if (t.key, t.value, t.effect) != (former.key, former.value, former.effect))
+        if len(kept) < len(node.taints):
+            return _with_taint(replace(node, taints=kept), taint) or kept
     if taint is None:
         return None
     same = [t for t in node.taints if (t.key, t.effect) == (taint.key, taint.effect)]
@@ -257,7 +262,7 @@ def merged(old: Record | None, new: Record) -> Record:
         new,
         labels={**old.labels, **new.labels},
         is_cordoned=old.is_cordoned or new.is_cordoned,
-        taint=new.taint or old.taint,
+        taint=new.taint,
     )
 
 

@@ -109,8 +109,8 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "because": plan.because,
         "steps": [{"step": type(step).__name__, "description": describe(step)} for step in plan.steps],
         "onFailure": [{"step": type(step).__name__, "description": describe(step)} for step in plan.on_failure],
-        "verdicts": [_verdict_document(each) for each in plan.verdicts],
-        "drainVerdicts": [_verdict_document(each) for each in plan.drain_verdicts],
+        "verdicts": [verdict_document(each) for each in plan.verdicts],
+        "drainVerdicts": [verdict_document(each) for each in plan.drain_verdicts],
         "evictions": sum(each.action == "evict" for each in plan.verdicts),
         "refusals": list(plan.refusals),
         "notes": list(plan.notes),
@@ -119,7 +119,8 @@ def plan_document(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _verdict_document(verdict: Verdict) -> dict[str, Any]:
+def verdict_document(verdict: Verdict) -> dict[str, Any]:
+    """A verdict as plain data."""
     return {
         "namespace": verdict.pod.namespace,
         "name": verdict.pod.name,
@@ -128,4 +129,5 @@ def _verdict_document(verdict: Verdict) -> dict[str, Any]:
         "reason": str(verdict.reason),
         "sentence": verdict.sentence,
         "setting": verdict.setting,
+        "evidence": [str(use.evidence) for use in verdict.uses],
     }

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from driver_manager.config import Settings
-from driver_manager.core.consumers import Action, Verdict, verdicts
+from driver_manager.core.consumers import Action, Reason, Verdict, verdicts
 from driver_manager.core.keepoff import KeepOff
 from driver_manager.core.labels import LabelsToPause
 from driver_manager.core.record import Record
@@ -18,6 +18,8 @@ class Round:
     """Who has to be freed, or waited for, before the run goes on."""
 
     evict: tuple[PodView, ...] = ()
+    ending: tuple[PodView, ...] = ()
+    """Told to end by somebody; waited for as if this run had evicted them."""
     leaving: tuple[PodView, ...] = ()
     left_to_owner: tuple[PodView, ...] = ()
     other_drivers: tuple[PodView, ...] = ()
@@ -26,7 +28,7 @@ class Round:
     @property
     def is_clear(self) -> bool:
         """Whether nobody uses the driver."""
-        return not (self.needs_action or self.leaving)
+        return not (self.needs_action or self.ending or self.leaving)
 
     @property
     def needs_action(self) -> bool:
@@ -37,12 +39,17 @@ class Round:
     def pods(self) -> tuple[PodView, ...]:
         """All of them."""
         refused = tuple(each.pod for each in self.refused)
-        return (*self.evict, *self.leaving, *self.left_to_owner, *self.other_drivers, *refused)
+        return (*self.evict, *self.ending, *self.leaving, *self.left_to_owner, *self.other_drivers, *refused)
 
 
 def pods_to(action: Action, decided: Iterable[Verdict]) -> tuple[PodView, ...]:
-    """The pods with one kind of verdict."""
-    return tuple(each.pod for each in decided if each.action is action)
+    """The pods with one kind of verdict; of AWAIT those that leave because of their label."""
+    return tuple(each.pod for each in decided if each.action is action and each.reason is not Reason.TERMINATING)
+
+
+def pods_ending(decided: Iterable[Verdict]) -> tuple[PodView, ...]:
+    """The pods that somebody has told to end."""
+    return tuple(each.pod for each in decided if each.reason is Reason.TERMINATING)
 
 
 def plan_round(seen: Snapshot, settings: Settings, record: Record, labels: LabelsToPause | None = None) -> Round:
@@ -74,6 +81,7 @@ def _round(decided: Iterable[Verdict], others: tuple[PodView, ...]) -> Round:
     decided = tuple(decided)
     return Round(
         evict=pods_to(Action.EVICT, decided),
+        ending=pods_ending(decided),
         leaving=pods_to(Action.AWAIT, decided),
         left_to_owner=pods_to(Action.LEAVE, decided),
         other_drivers=others,

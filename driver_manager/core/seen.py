@@ -72,8 +72,10 @@ class Snapshot:
 
     @property
     def wants_vfio(self) -> bool:
-        """Whether our own DaemonSet is the one that gives GPUs to virtual machines (decision 3)."""
-        return self.own_pod is not None and DEPLOY_VFIO_MANAGER in self.own_pod.node_selector
+        """Whether our own DaemonSet is the one that gives GPUs to virtual machines (decision 3); outside a pod the node's label says it."""
+        if self.own_pod is not None:
+            return DEPLOY_VFIO_MANAGER in self.own_pod.node_selector
+        return self.node.labels.get(DEPLOY_VFIO_MANAGER) == "true"
 
 
 def use_context(seen: Snapshot, settings: Settings) -> UseContext:

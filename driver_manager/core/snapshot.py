@@ -53,6 +53,8 @@ class NodeView:
     annotations: Mapping[str, str] = field(default_factory=dict)
     unschedulable: bool = False
     taints: tuple[Taint, ...] = ()
+    boot_id: str = ""
+    """Of the machine that its kubelet runs on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +317,8 @@ class PciDevice:
     vendor: str
     device_class: str
     driver: str | None = None
+    is_virtual: bool = False
+    """Whether it is an SR-IOV virtual function."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

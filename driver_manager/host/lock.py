@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import logging
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -9,7 +10,10 @@ from pathlib import Path
 from driver_manager.errors import HostError, LockHeld
 from driver_manager.ports import Clock
 
+logger = logging.getLogger(__name__)
+
 _LOOK_EVERY = 0.2
+_TELL_EVERY = 30.0
 
 
 @contextlib.asynccontextmanager
@@ -17,7 +21,7 @@ async def held(path: Path, timeout: float, clock: Clock) -> AsyncIterator[None]:
     """Holds the lock file for as long as the block lasts.
 
     Raises:
-        LockHeld: another process had it for `timeout` seconds. HostError: the file cannot be made.
+        LockHeld: another process had it for `timeout` seconds (0: without limit). HostError: the file cannot be made.
     """
     descriptor = await _take(path, timeout, clock)
     try:
@@ -31,7 +35,7 @@ async def held(path: Path, timeout: float, clock: Clock) -> AsyncIterator[None]:
 
 
 async def _take(path: Path, timeout: float, clock: Clock) -> int:
-    deadline = clock.now() + timeout
+    began, told = clock.now(), float("-inf")
     while True:
         descriptor = _open(path)
         try:
@@ -41,13 +45,17 @@ async def _take(path: Path, timeout: float, clock: Clock) -> int:
         finally:
             if descriptor >= 0:
                 os.close(descriptor)
-        if (left := deadline - clock.now()) <= 0:
+        now = clock.now()
+        if timeout and now - began >= timeout:
             raise LockHeld(
                 f"another run works on this node: {_holder(path)} holds {path}",
                 hint="Wait for it to end. It is freed when that process ends, however it ends.",
                 errno_name="EWOULDBLOCK",
             )
-        await clock.sleep(min(_LOOK_EVERY, left))
+        if now - told >= _TELL_EVERY:
+            told = now
+            logger.info("waiting", extra={"reason": "another-run", "for": f"another run works on this node: {_holder(path)}"})
+        await clock.sleep(min(_LOOK_EVERY, began + timeout - now) if timeout else _LOOK_EVERY)
 
 
 def _open(path: Path) -> int:

@@ -10,6 +10,7 @@ from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 from driver_manager.core.snapshot import PodView, Taint
+from driver_manager.names import DRA_GROUP
 from driver_manager.ports import NodePatch
 
 PAGE_SIZE: Final = 500
@@ -165,7 +166,6 @@ def _review(kind: str, spec: Mapping[str, Any]) -> Call:
     )
 
 
-DRA_GROUP: Final = "resource.k8s.io"
 DRA_VERSIONS: Final = ("v1", "v1beta2", "v1beta1")
 """From the newest on: the first that is served is used."""
 

@@ -135,9 +135,14 @@ class KubeCluster:
                 except NotFound:
                     return None
 
-        keys = sorted(wanted)
-        found = await asyncio.gather(*(read(namespace, name) for namespace, name in keys))
-        return {key: claim for key, claim in zip(keys, found, strict=True) if claim is not None}
+        reads = {}
+        try:
+            async with asyncio.TaskGroup() as group:
+                for key in sorted(wanted):
+                    reads[key] = group.create_task(read(*key))
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return {key: claim for key, read in reads.items() if (claim := read.result()) is not None}
 
     async def _dra_version(self) -> str | None:
         """The version of the DRA API to use; None where the server has none."""

@@ -65,9 +65,18 @@ class _NodeSpec(_Wire, frozen=True):
     taints: list[_Taint] | None = None
 
 
+class _NodeInfo(_Wire, frozen=True):
+    boot_id: str = msgspec.field(name="bootID", default="")
+
+
+class _NodeStatus(_Wire, frozen=True):
+    node_info: _NodeInfo = _NodeInfo()
+
+
 class _Node(_Wire, frozen=True):
     metadata: _Meta
     spec: _NodeSpec = _NodeSpec()
+    status: _NodeStatus = _NodeStatus()
 
 
 class _Toleration(_Wire, frozen=True):
@@ -328,6 +337,7 @@ def node_view(body: bytes) -> NodeView:
         annotations=meta.annotations or {},
         unschedulable=bool(node.spec.unschedulable),
         taints=tuple(Taint(taint.key, taint.value, taint.effect, taint.time_added) for taint in node.spec.taints or ()),
+        boot_id=node.status.node_info.boot_id,
     )
 
 

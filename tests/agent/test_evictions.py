@@ -424,17 +424,15 @@ def test_no_drain_where_nothing_remains() -> None:
     play(story)
 
 
-def test_a_drain_refuses_as_a_whole() -> None:
-    """A drain that may not take one of the pods takes none of them."""
+def test_a_drain_leaves_what_it_may_not_take() -> None:
+    """R9: one pod that a drain may not take does not keep the others, nor the wait for processes that end by themselves."""
 
     async def story(stage: Stage) -> None:
         hidden_user(stage)
         stage.world.add_pod("bare", PodSpec(), node=NODE)
         run = await stage.run(enable_auto_drain=True, hidden_consumers="ignore")
-        assert run.code == 65
-        assert "default/bare" in run.sentence
-        assert "DRAIN_USE_FORCE" in run.sentence
-        assert "default/cpu" not in stage.evicted
+        assert run.code == 0
+        assert stage.world.pod("default", "bare").marked_at is None
         await stage.assert_put_back()
 
     play(story)

@@ -287,10 +287,10 @@ def test_the_status_stays_until_the_next_success() -> None:
         machine = stage.world.machine(NODE)
         machine.unloading = Unloading.DISABLED
         await stage.run()
-        assert stage.status["reason"] == "Refused"
+        assert stage.status["reason"] == "refused"
         assert "modules_disabled" in stage.status["message"]
         await stage.run()
-        assert stage.status["reason"] == "Refused"
+        assert stage.status["reason"] == "refused"
         machine.unloading = Unloading.POSSIBLE
         assert (await stage.run()).code == 0
         assert names.STATUS not in stage.world.node(NODE).annotations

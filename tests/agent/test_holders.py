@@ -55,7 +55,7 @@ def test_n31_a_host_process_is_named_on_the_node() -> None:
     async def story(stage: Stage) -> None:
         process = stage.world.machine(NODE).add_process("nvidia-persiste", ("/dev/nvidia0",), unit="nvidia-persistenced.service")
         seen: list[str] = []
-        stage.later(8.0, lambda: seen.append(str(stage.status)))
+        stage.later(14.0, lambda: seen.append(str(stage.status)))
         stage.later(20.0, lambda: stage.world.machine(NODE).end_process(process.pid))
         run = await stage.run()
         assert run.code == 0

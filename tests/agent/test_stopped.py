@@ -136,7 +136,7 @@ def test_a_second_run_after_a_stopped_one_is_not_needed() -> None:
         stage.later(0.5, stop.set)
         assert (await stage.run(stop=stop)).code == 75
         await stage.assert_put_back()
-        assert stage.status["reason"] == "Interrupted"
+        assert stage.status["reason"] == "stopped"
         second = await stage.run()
         assert second.code == 0
         stage.assert_free()

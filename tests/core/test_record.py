@@ -218,15 +218,26 @@ def test_what_was_taken_off_is_named() -> None:
 
 
 def test_adoption_keeps_the_first_originals() -> None:
-    """Decision 7: a new run keeps the originals of the earlier one, its cordon and its taint."""
+    """Decision 7: a new run keeps the originals of the earlier one and its cordon; the taint is the one chosen anew."""
     old = Record(
         run="1", node_uid="u", boot_id="b", started="t", labels={LABEL: "true", "x": "y"}, is_cordoned=True, taint=Taint("k", "dm-1")
     )
-    new = merged(old, Record(run="2", node_uid="u", boot_id="b", started="t", labels={"z": "true"}, phase=Phase.PAUSED))
+    new = merged(
+        old, Record(run="2", node_uid="u", boot_id="b", started="t", labels={"z": "true"}, phase=Phase.PAUSED, taint=Taint("l", "dm-2"))
+    )
     assert new.run == "2"
     assert dict(new.labels) == {LABEL: "true", "x": "y", "z": "true"}
     assert new.is_cordoned
-    assert new.taint == Taint("k", "dm-1")
+    assert new.taint == Taint("l", "dm-2")
+
+
+def test_a_taint_that_is_not_tolerated_any_more_is_dropped() -> None:
+    """Design 3: the earlier run's taint goes in the patch that puts on another one, or none; somebody else's stay."""
+    other = Taint("k", "somebody's", "NoExecute")
+    node = NodeView(name="n", uid="u", resource_version="1", taints=(other, Taint("k", "dm-1")))
+    for taint, wanted in ((Taint("l", "dm-2"), (other, Taint("l", "dm-2"))), (None, (other,))):
+        record = Record(run="2", node_uid="u", boot_id="b", started="t", taint=taint)
+        assert apply_record(record, node, former=Taint("k", "dm-1")).taints == wanted
 
 
 def test_a_record_is_made_anew_for_a_changed_node() -> None:

@@ -333,11 +333,11 @@ def test_hidden_consumers(word: str, action: Action, reason: str) -> None:
 
 @pytest.mark.parametrize(("fields", "evidence"), KINDS[:-1])
 def test_opt_out_wins_over_opt_in(fields: dict[str, Any], evidence: Evidence) -> None:
-    """The skip label wins over everything that a pod declares, the user's selector and the client mark too."""
+    """The skip label wins over everything that a pod declares, the user's selector and the client mark too; not over a claim it holds."""
     labels = {**fields.get("labels", {}), names.DRAIN_SKIP: "true"}
     pod = replace(POD, **{**fields, "labels": labels})
     found = verdict(pod, policy(consumer_selector=parse_selector("role=gpu")))
-    assert what(found) == (Action.KEEP, Reason.OPTED_OUT)
+    assert what(found) == (Action.REFUSE if evidence is Evidence.CLAIM else Action.KEEP, Reason.OPTED_OUT)
     assert evidence in [use.evidence for use in found.uses]
     assert verdict(replace(pod, labels={**labels, names.DRAIN_SKIP: "yes"}), ALL_FOUND).action is Action.EVICT
 

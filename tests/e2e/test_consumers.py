@@ -22,7 +22,7 @@ def assert_refused_untouched(node: StockNode, before: Object, mark: int) -> None
     assert node.surface() == before
     assert node.writes(mark) in ([], ["patch nodes"])
     assert node.tree.calls() == []
-    assert node.annotation(STATUS)["reason"] == "Refused"
+    assert node.annotation(STATUS)["reason"] == "refused"
 
 
 def add_mirror(node: StockNode, name: str, gpus: int) -> None:

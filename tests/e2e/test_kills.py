@@ -118,7 +118,7 @@ def test_told_to_end_while_waiting_for_a_budget(busy_node: StockNode) -> None:
     run.terminate()
     ended = run.wait(10).require(75)
     busy_node.wait_surface(before)
-    assert busy_node.annotation(STATUS)["reason"] == "Interrupted"
+    assert busy_node.annotation(STATUS)["reason"] == "stopped"
     assert ended.wall < 15
 
 

@@ -108,7 +108,7 @@ def test_eviction_is_off(busy_node: StockNode) -> None:
     assert busy_node.surface() == before
     assert busy_node.writes(mark) == ["patch nodes"]
     assert busy_node.uids("train") == pods
-    assert busy_node.annotation(STATUS)["reason"] == "Refused"
+    assert busy_node.annotation(STATUS)["reason"] == "refused"
 
 
 def test_other_tool_has_paused(busy_node: StockNode, api_proxy: ApiProxy) -> None:

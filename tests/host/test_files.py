@@ -108,7 +108,7 @@ async def test_a_killed_run_frees_the_lock(tree: Tree, host: LinuxHost) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == b"held\n"
         with pytest.raises(LockHeld, match="pid 1 since long ago"):
-            async with host.lock(0):
+            async with host.lock(0.1):
                 pass
         process.send_signal(signal.SIGKILL)
         async with host.lock(5):
