@@ -28,7 +28,7 @@ class Exit(IntEnum):
     FORBIDDEN = 77
     """A permission is missing."""
     CONFIG = 78
-    """A setting has a bad value."""
+    """A setting has a bad value, or the node does not exist."""
 
 
 class DriverManagerError(Exception):
