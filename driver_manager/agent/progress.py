@@ -110,9 +110,10 @@ class Progress:
         return self.waits.get("blocked-by-budget") or next(iter(self.waits.values()), None)
 
     def repeat(self) -> None:
-        """Tells again what has been waited for long enough."""
+        """Tells again what has been waited for long enough, and lets a live view show how time passes."""
         for state in list(self.waits.values()):
             self.wait(state.waiting)
+        self.on_change(self)
 
     def tell(self, message: str, **fields: object) -> None:
         """One line of the story that is neither a step nor a wait."""

@@ -13,7 +13,11 @@ STYLES = {"": "bold cyan", "done": "green", "failed": "bold red", "stopped": "ye
 
 
 class LiveView:
-    """Draws while it is entered; not switched on it does nothing, and the log tells the story."""
+    """Draws while it is entered; not switched on it does nothing, and the log tells the story.
+
+    It draws when the progress says that something has changed, and a run says so every second while it waits: no thread of its own reads a
+    clock that belongs to the loop.
+    """
 
     def __init__(self, *, is_on: bool) -> None:
         self._is_on = is_on
@@ -27,7 +31,7 @@ class LiveView:
         from rich.console import Console
         from rich.live import Live
 
-        self._live = Live(console=Console(stderr=True), refresh_per_second=8, get_renderable=self._picture)
+        self._live = Live(console=Console(stderr=True), auto_refresh=False, get_renderable=self._picture)
         self._live.__enter__()
         self._level = logging.getLogger().level
         logging.getLogger().setLevel(max(self._level, logging.WARNING))
@@ -42,6 +46,7 @@ class LiveView:
 
     def _draw(self, progress: Progress) -> None:
         self._progress = progress
+        self._live.refresh()
 
     def _picture(self) -> Any:
         from rich.table import Table

@@ -72,3 +72,14 @@ def test_tables_on_a_narrow_terminal(busy_node: StockNode) -> None:
         code, drawn = on_terminal(env, command)
         assert code == 0
         assert "…" not in drawn, drawn
+
+
+def test_the_demo_on_a_terminal() -> None:
+    """Issue 3: the demo draws the live view: each step, what it waits for, and nothing that does not belong there."""
+    code, drawn = on_terminal({"PATH": "/usr/bin:/bin"}, "demo", "--speed", "5", columns=160)
+    assert code == 0
+    assert "▶ evict 6 pods" in drawn
+    assert "The disruption budget inference needs 1 healthy pods" in drawn
+    assert "✔ put the node back" in drawn
+    assert "Traceback" not in drawn
+    assert " after: node gpu-1, schedulable" in drawn
