@@ -130,12 +130,12 @@ async def in_child(call: Callable[[], int], what: str, subject: str, timeout: fl
     Raises:
         OSError: the call failed. DeviceStuck: it has not come back.
     """
-    pid = _fork(call)
-    status = await _ended(pid, timeout)
+    pid = fork(call)
+    status = await ended(pid, timeout)
     if status is None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        status = await _ended(pid, _KILL_PATIENCE)
+        status = await ended(pid, _KILL_PATIENCE)
         fate = f"process {pid} is stuck in it and stays behind" if status is None else "it was broken off"
         raise DeviceStuck(
             f"{what} has not come back in {timeout:g} s; {fate}",
@@ -149,9 +149,15 @@ async def in_child(call: Callable[[], int], what: str, subject: str, timeout: fl
         raise OSError(code, os.strerror(code), subject)
 
 
-def _fork(call: Callable[[], int]) -> int:
+def fork(call: Callable[[], int], keep: int = -1) -> int:
+    """Starts a child that does one thing and ends with 0, or with the errno; gives its number.
+
+    Args:
+        call: as for `in_child`. It takes no lock that another thread may have held at this moment.
+        keep: the one descriptor that stays open there.
+    """
     with warnings.catch_warnings():
-        # Python 3.12 warns that a child of a threaded process may deadlock; ours takes no lock: one call, then _exit.
+        # Python 3.12 warns that a child of a threaded process may deadlock; ours takes no lock, then _exit.
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid:
@@ -159,9 +165,10 @@ def _fork(call: Callable[[], int]) -> int:
     code = 255
     try:
         null = os.open("/dev/null", os.O_RDWR)
-        for descriptor in (0, 1, 2):
+        for descriptor in {0, 1, 2} - {keep}:
             os.dup2(null, descriptor)
-        os.closerange(3, 65536)
+        os.closerange(3, keep)
+        os.closerange(max(3, keep + 1), 65536)
         code = 0 if call() == 0 else ctypes.get_errno()
     except OSError as error:
         code = error.errno or 255
@@ -169,7 +176,7 @@ def _fork(call: Callable[[], int]) -> int:
         os._exit(code)
 
 
-async def _ended(pid: int, timeout: float) -> int | None:
+async def ended(pid: int, timeout: float) -> int | None:
     """The wait status of a child; None if it lives on after `timeout` seconds."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout

@@ -7,10 +7,13 @@ means. Nothing is kept between calls.
 import asyncio
 import contextlib
 import errno
+import mmap
 import os
 import re
+import struct
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -19,11 +22,12 @@ from driver_manager.core.snapshot import HolderScan, HostView, ModuleState, Modu
 from driver_manager.errors import DeviceStuck, HostError, InvariantBroken
 from driver_manager.host import lock as node_lock
 from driver_manager.host.calls import MNT_DETACH, O_NONBLOCK, UMOUNT_NOFOLLOW, Calls, KernelCalls, readable
+from driver_manager.host.children import in_children
 from driver_manager.host.errnos import error_of
 from driver_manager.host.look import look, module_view, mounts, own_pid, unloading_disabled
 from driver_manager.host.parsing import is_at_or_below
 from driver_manager.host.paths import Roots, machine_roots, tree_roots
-from driver_manager.host.scan import scan, users_below
+from driver_manager.host.scan import gpu_probe, others, scan, users_below
 from driver_manager.host.threads import in_thread
 from driver_manager.host.tree import TreeCalls
 from driver_manager.ports import Clock
@@ -37,6 +41,9 @@ QUICK_SECONDS: Final = 10.0
 _VERSION = re.compile(r"\d+(?:\.\d+)+")
 _NVIDIA_SMI = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
 _MOST_NAMED = 5
+_MOST_CHILDREN = 4
+"""That look for holders; one for each core up to these, since the other cores are the workloads'."""
+_PID = struct.Struct("q")
 
 
 def open_host(tree: Path | None, clock: Clock) -> "LinuxHost":
@@ -71,21 +78,43 @@ class LinuxHost:
 
     async def holders(self) -> HolderScan:
         """Finds the processes that have a GPU device open or mapped."""
+        if not self._roots.is_tree:
+            with contextlib.suppress(OSError):  # no child is to be had, or one was killed: then all of it here
+                return await self._holders_divided()
         at: list[int] = []
-        return await self._read(
-            lambda: scan(self._roots, watch=at.append),
-            lambda: f"the look at process {at[-1] if at else 0}, whose memory map may be locked by a call that hangs,",
-        )
+        return await self._read(lambda: scan(self._roots, watch=at.append), lambda: _look_at(at[-1:]))
+
+    async def _holders_divided(self) -> HolderScan:
+        """The same by a child for each core, since nearly all of the work is the kernel's, for one process after the other.
+
+        Raises:
+            OSError: a child could not be made, or ended early.
+        """
+        probe, pids = await self._read(lambda: (gpu_probe(self._roots), others(self._roots)), lambda: "the look at the GPUs' devices")
+        count = min(_MOST_CHILDREN, len(os.sched_getaffinity(0)))
+        with mmap.mmap(-1, count * _PID.size) as at:  # shared: where each child is; 0 at its end
+
+            def share(number: int) -> HolderScan:
+                def mark(pid: int) -> None:
+                    _PID.pack_into(at, number * _PID.size, pid)
+
+                found = scan(self._roots, probe, mark, pids[number::count])
+                mark(0)
+                return found
+
+            try:
+                parts = await in_children([partial(share, number) for number in range(count)], READ_SECONDS)
+            except TimeoutError as error:
+                raise _stuck(_look_at([pid for (pid,) in _PID.iter_unpack(at[:]) if pid])) from error
+        holders = sorted((holder for part in parts for holder in part.holders), key=lambda holder: holder.pid)
+        return HolderScan(tuple(holders), tuple(sorted(pid for part in parts for pid in part.unreadable)))
 
     async def _read(self, work: Callable[[], T], what: Callable[[], str]) -> T:
         """Reads in a thread, within a limit far above what it takes: some files of /proc wait for a lock of their process."""
         try:
             return await in_thread(work, "look", READ_SECONDS)
         except TimeoutError as error:
-            raise DeviceStuck(
-                f"{what()} has not ended in {READ_SECONDS:g} s",
-                hint="See /proc/PID/stack of that process and dmesg; a process that cannot be killed needs a reboot.",
-            ) from error
+            raise _stuck(what()) from error
         except OSError as error:
             raise _unreadable(error) from error
 
@@ -256,6 +285,17 @@ def _use_of(module: ModuleView | None) -> str:
         return ""
     users = f"use count {module.refcount}"
     return f"{users}, of that modules: {', '.join(sorted(module.holders))}" if module.holders else users
+
+
+def _look_at(pids: Sequence[int]) -> str:
+    return f"the look at process {', '.join(map(str, pids)) or '0'}, whose memory map may be locked by a call that hangs,"
+
+
+def _stuck(what: str) -> DeviceStuck:
+    return DeviceStuck(
+        f"{what} has not ended in {READ_SECONDS:g} s",
+        hint="See /proc/PID/stack of that process and dmesg; a process that cannot be killed needs a reboot.",
+    )
 
 
 def _unreadable(error: OSError) -> HostError:

@@ -10,7 +10,7 @@ import ctypes
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,7 +20,7 @@ from driver_manager.host.look import own_pid
 from driver_manager.host.parsing import DELETED, is_at_or_below, pod_uid, process_state, systemd_unit
 from driver_manager.host.paths import Roots, resolve_in, text_of
 
-_MAPPING = re.compile(rb"([0-9a-f]+-[0-9a-f]+) ...([ps]) \S+ \S+ \d+ +(/.+)")
+_MAPPING = re.compile(rb"([0-9a-f]+-[0-9a-f]+) ...([ps]) \S+ (\S+ \d+) +(/.+)")
 _CANDIDATE_MARKS = (b"s ", b"/dev/")
 """What each line of `maps` that may be a device's holds: it is shared (the last of four flags), or of something in a dev folder."""
 _NO_DEVICES = (b"/dev/shm/", b"/memfd:", b"/SYSV")
@@ -38,23 +38,22 @@ class Probe(Protocol):
         ...
 
 
-def scan(roots: Roots, probe: Probe | None = None, watch: Callable[[int], None] = lambda _pid: None) -> HolderScan:
-    """Looks at all processes.
+def scan(
+    roots: Roots, probe: Probe | None = None, watch: Callable[[int], None] = lambda _pid: None, pids: Sequence[int] | None = None
+) -> HolderScan:
+    """Looks at processes.
 
     Args:
         roots: whose /proc.
         probe: what counts as a device; by default the host's GPUs.
         watch: told the number of each process before it is looked at.
+        pids: which ones; by default all of others.
     """
-    if probe is None:
-        devices = gpu_devices(roots)
-        probe = TreeProbe(roots, devices) if roots.is_tree else KernelProbe(devices)
+    probe = probe or gpu_probe(roots)
     holders: list[Holder] = []
     unreadable: list[int] = []
-    proc, own = os.fsencode(roots.proc), own_pid(roots)
-    for pid in _pids(proc):
-        if pid == own:
-            continue
+    proc = os.fsencode(roots.proc)
+    for pid in others(roots) if pids is None else pids:
         watch(pid)
         try:
             found = _devices_of(b"%b/%d" % (proc, pid), probe)
@@ -67,6 +66,18 @@ def scan(roots: Roots, probe: Probe | None = None, watch: Callable[[int], None] 
         if found and (holder := _holder(roots.proc, pid, found)) is not None:
             holders.append(holder)
     return HolderScan(tuple(holders), tuple(unreadable))
+
+
+def gpu_probe(roots: Roots) -> Probe:
+    """What finds the host's GPUs as they are now."""
+    devices = gpu_devices(roots)
+    return TreeProbe(roots, devices) if roots.is_tree else KernelProbe(devices)
+
+
+def others(roots: Roots) -> list[int]:
+    """All processes but this one, in order."""
+    own = own_pid(roots)
+    return [pid for pid in _pids(os.fsencode(roots.proc)) if pid != own]
 
 
 def _pids(proc: bytes) -> list[int]:
@@ -88,8 +99,7 @@ def _devices_of(process: bytes, probe: Probe) -> set[str]:
     try:
         descriptors = _add_opened(found, process, probe)
         maps = _bytes_of(process + b"/maps")
-        for link in _mapped_links(process, maps):
-            _add(found, probe, link)
+        _add_mapped(found, process, maps, probe)
         if not descriptors and not maps:
             _add_orphan_threads(found, process, probe)
     except PermissionError as error:
@@ -111,25 +121,34 @@ def _add_opened(found: set[str], folder: bytes, probe: Probe) -> int:
     return len(numbers)
 
 
-def _add(found: set[str], probe: Probe, link: bytes) -> None:
+def _add(found: set[str], probe: Probe, link: bytes) -> bool:
+    """Adds what a link leads to if it is a GPU device; False if the link went away."""
     try:
         device = probe.device(link)
     except PermissionError:
         raise
     except OSError:
-        return  # closed meanwhile
+        return False  # closed meanwhile
     if device is not None:
         found.add(device)
+    return True
 
 
-def _mapped_links(process: bytes, maps: bytes) -> Iterator[bytes]:
-    """Links in map_files of the mappings that may be a device's, each with the name from `maps` behind a zero byte."""
+def _add_mapped(found: set[str], process: bytes, maps: bytes, probe: Probe) -> None:
+    """Adds the GPU devices among the mappings of a process.
+
+    Each file is asked for once, since a look into map_files costs the kernel ten times as much as one at a descriptor and a database or a
+    JVM maps one file hundreds of times. Only within one process do device, inode and name together mean one file: numbers of inodes
+    repeat in the subvolumes of btrfs, and names in the roots of containers.
+    """
+    asked: set[tuple[bytes, bytes]] = set()
     for line in _candidates(maps):
         match = _MAPPING.fullmatch(line)
-        if match is None or match[3].startswith(_NO_DEVICES):
+        if match is None or match[4].startswith(_NO_DEVICES) or (file := (match[3], match[4])) in asked:
             continue
-        if match[2] == b"s" or b"/dev/" in match[3]:
-            yield b"%b/map_files/%b\0%b" % (process, match[1], match[3])
+        # The probe is told the name too, behind a zero byte.
+        if (match[2] == b"s" or b"/dev/" in match[4]) and _add(found, probe, b"%b/map_files/%b\0%b" % (process, match[1], match[4])):
+            asked.add(file)
 
 
 def _candidates(maps: bytes) -> set[bytes]:

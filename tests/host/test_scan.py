@@ -4,21 +4,26 @@ import asyncio
 import errno
 import mmap
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
-from driver_manager.core.snapshot import Holder
+from driver_manager.core.snapshot import Holder, HolderScan
 from driver_manager.errors import DeviceStuck
 from driver_manager.host import LinuxHost, linux
+from driver_manager.host.calls import KernelCalls
 from driver_manager.host.devices import GpuDevices, gpu_devices
 from driver_manager.host.paths import Roots, machine_roots
 from driver_manager.host.scan import KernelProbe, Probe, TreeProbe, scan
+from driver_manager.ports import Clock
 
 from .trees import Tree
 
@@ -195,6 +200,61 @@ def test_a_big_host_is_scanned_quickly(tree: Tree) -> None:
     assert [holder.pid for holder in found.holders] == [3000]
 
 
+class Counting(Probe):
+    """Answers by the name in maps, counts the questions, and finds nothing behind some links."""
+
+    def __init__(self, devices: Sequence[bytes], gone: Collection[bytes] = ()) -> None:
+        self.devices, self.gone, self.asked = devices, set(gone), list[bytes]()
+
+    def device(self, link: bytes) -> str | None:
+        where, _, name = link.partition(b"\0")
+        self.asked.append(where)
+        if (address := where.rpartition(b"/")[2]) in self.gone:
+            raise FileNotFoundError(errno.ENOENT, "no", address)
+        return os.fsdecode(name) if name in self.devices or address in self.devices else None
+
+
+def shared(number: int, file: str) -> str:
+    return f"{number:06x}000-{number:06x}fff rw-s {number:08x} {file}\n"
+
+
+def test_a_file_mapped_thousands_of_times_is_asked_for_once(tree: Tree) -> None:
+    """Each process's mappings of one file cost one question, and the one of a device among them is found all the same."""
+    many = "".join(shared(number, "08:01 77                 /var/lib/db") for number in range(3000))
+    tree.process(7, maps=many + shared(5000, "00:05 9 /dev/x") + many)
+    tree.process(8, maps=many)
+    probe = Counting([b"/dev/x"])
+    assert [(holder.pid, holder.devices) for holder in scan(roots_of(tree), probe).holders] == [(7, ("/dev/x",))]
+    assert len(probe.asked) == 3
+
+
+@pytest.mark.parametrize("file", ["08:01 78 /srv/x", "08:02 77 /srv/x", "08:01 77 /srv/x (deleted)", "08:01 77 /other/x"])
+def test_what_differs_in_any_way_is_asked_for_itself(tree: Tree, file: str) -> None:
+    """The same name with another inode, or on another filesystem, or the same inode with another name may be another node."""
+    device = b"abcdef000-abcdeffff"
+    tree.process(7, maps=shared(1, "08:01 77 /srv/x") + shared(0xABCDEF, file) + shared(3, "08:01 77 /srv/x"))
+    found = scan(roots_of(tree), Counting([device]))
+    assert [holder.devices for holder in found.holders] == [(file.split(" ", 2)[2],)]
+
+
+def test_the_same_line_in_two_processes_is_asked_for_twice(tree: Tree) -> None:
+    """In two containers one device number, inode and name can be two nodes."""
+    for pid in (7, 8):
+        tree.process(pid, maps=shared(pid, "00:2a 300 /srv/x"))
+    found = scan(roots_of(tree), Counting([b"000008000-000008fff"]))
+    assert [holder.pid for holder in found.holders] == [8]
+
+
+def test_a_mapping_that_went_away_answers_for_no_other(tree: Tree) -> None:
+    """Where one mapping of a file is gone when it is looked at, the next one is asked."""
+    lines = [shared(number, "00:05 9 /dev/x") for number in range(5)]
+    tree.process(7, maps="".join(lines))
+    gone = [line.encode().split()[0] for line in lines]
+    for left in gone:
+        probe = Counting([b"/dev/x"], gone=set(gone) - {left})
+        assert [holder.pid for holder in scan(roots_of(tree), probe).holders] == [7]
+
+
 # This machine's /proc -------------------------------------------------------------------------------------------------
 
 ZERO = GpuDevices(frozenset(), frozenset({(1, 5)}), frozenset({"/dev/zero"}))
@@ -269,6 +329,80 @@ def test_a_real_mapping_of_a_node_is_found(tmp_path: Path) -> None:
     with child(code) as process:
         found = scan(machine_roots(), Named())
         assert process.pid in [holder.pid for holder in found.holders]
+
+
+class Watching(Probe):
+    """KernelProbe of ZERO that does something first for one process."""
+
+    def __init__(self, pid: int = 0, then: Callable[[], None] = lambda: None) -> None:
+        self.inner, self.pid, self.then = KernelProbe(ZERO), pid, then
+
+    def device(self, link: bytes) -> str | None:
+        if b"/%d/" % self.pid in link:
+            self.then()
+        return self.inner.device(link)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> LinuxHost:
+    """This machine as a host."""
+    monkeypatch.setattr(linux, "gpu_probe", lambda _roots: KernelProbe(ZERO))
+    return LinuxHost(machine_roots(), KernelCalls(), clock)
+
+
+@pytest.mark.real_processes
+@pytest.mark.parametrize("cores", [1, 2, 64])
+async def test_children_find_what_one_walk_finds(machine: LinuxHost, monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
+    """However many share the work, each process is looked at once, by a child, and all come back in order."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: range(cores))
+    monkeypatch.setattr(linux, "scan", only_in_children(os.getpid()))
+    with child("f = open('/dev/zero')") as one, child("f = open('/dev/zero')") as other, child("") as bystander:
+        found = await machine.holders()
+        pids = [holder.pid for holder in found.holders]
+        assert pids == sorted(set(pids))
+        assert {one.pid, other.pid} <= set(pids)
+        assert bystander.pid not in pids
+        assert os.getpid() not in pids
+
+
+def only_in_children(parent: int) -> Callable[..., HolderScan]:
+    def in_child_only(*args: Any, **options: Any) -> HolderScan:
+        assert os.getpid() != parent
+        return scan(*args, **options)
+
+    return in_child_only
+
+
+@pytest.mark.real_processes
+@pytest.mark.parametrize("way", ["killed", "refused"])
+async def test_without_children_it_is_done_here(machine: LinuxHost, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    """A container's limit of processes, or of memory, makes the scan slower and not wrong."""
+    parent = os.getpid()
+
+    def die() -> None:
+        if os.getpid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def refused() -> int:
+        raise BlockingIOError(errno.EAGAIN, "no")
+
+    with child("f = open('/dev/zero')") as process:
+        monkeypatch.setattr(linux, "gpu_probe", lambda _roots: Watching(process.pid, die))
+        monkeypatch.setattr("driver_manager.host.scan.gpu_probe", lambda _roots: KernelProbe(ZERO))
+        if way == "refused":
+            monkeypatch.setattr(os, "fork", refused)
+        assert process.pid in await devices_held(machine)
+
+
+@pytest.mark.real_processes
+async def test_a_child_that_hangs_names_the_process(machine: LinuxHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At its limit the scan says where it stood, once, and leaves no child behind."""
+    with child("f = open('/dev/zero')") as process:
+        monkeypatch.setattr(linux, "gpu_probe", lambda _roots: Watching(process.pid, lambda: time.sleep(60)))
+        monkeypatch.setattr(linux, "READ_SECONDS", 1.5)
+        with pytest.raises(DeviceStuck, match=rf"process (\d+, )*{process.pid}\b.* in 1\.5 s"):
+            await machine.holders()
+        assert [each.pid for each in psutil.Process().children()] == [process.pid]
 
 
 @pytest.mark.real_processes
