@@ -62,7 +62,7 @@ def empty_host(root: Path, *, boot_id: str = BOOT_ID) -> Tree:
 class StockNode:
     """A node of its own with the stock objects in a namespace of its own."""
 
-    def __init__(self, control_plane: ControlPlane, namespace: str, folder: Path, *, gpus: int = 64) -> None:
+    def __init__(self, control_plane: ControlPlane, namespace: str, folder: Path, *, gpus: int = 64, pods: int = 250) -> None:
         self.cp, self.namespace, self.folder = control_plane, namespace, folder
         self.name = f"gpu-{namespace}"
         self.path = f"/api/v1/nodes/{self.name}"
@@ -73,7 +73,7 @@ class StockNode:
         self.neighbours: list[str] = []
         self.space = f"/api/v1/namespaces/{namespace}"
         labels = {**stock.OPERAND_LABELS, "nvidia.com/gpu.deploy.driver": "true", "space": namespace, "pool": namespace}
-        control_plane.create("/api/v1/nodes", node_manifest(self.name, gpus=gpus, labels=labels))
+        control_plane.create("/api/v1/nodes", node_manifest(self.name, gpus=gpus, pods=pods, labels=labels))
         control_plane.wait_for(lambda: not self.node()["spec"].get("taints"), f"node {self.name} to be schedulable")
 
     # Objects --------------------------------------------------------------------------------------------------------
@@ -101,13 +101,15 @@ class StockNode:
                 self.cp.create(f"/apis/apps/v1/namespaces/{self.namespace}/daemonsets", made)
         self.cp.wait_for(lambda: len(self.ready_pods(apps)) == len(apps), "the operands")
 
-    def add_training(self, replicas: int = 20, *, name: str = "train", stop_after: str = "grace", **options: Any) -> None:
-        """A Deployment of GPU pods."""
+    def add_training(
+        self, replicas: int = 20, *, name: str = "train", stop_after: str = "grace", timeout: float = 20.0, **options: Any
+    ) -> None:
+        """A Deployment of GPU pods; waits until all are Ready."""
         made = stock.training(
             replicas, name=name, node_selector={"space": self.namespace}, annotations={"kubelet.sim/stop-after": stop_after}, **options
         )
         self.cp.create(f"/apis/apps/v1/namespaces/{self.namespace}/deployments", made)
-        self.cp.wait_for(lambda: len(self.ready_pods([name])) == replicas, f"{replicas} pods of {name}")
+        self.cp.wait_for(lambda: len(self.ready_pods([name])) == replicas, f"{replicas} pods of {name}", timeout)
 
     def add_budget(self, app: str, min_available: int, *, name: str = "", **spec: Any) -> str:
         """A budget for the pods of one app, with its status; gives its path."""

@@ -63,12 +63,14 @@ def seconds(text: str) -> float:
     return float(text)
 
 
-def node_manifest(name: str, *, gpus: int = 8, labels: dict[str, str] | None = None, annotations: dict[str, str] | None = None) -> Object:
+def node_manifest(
+    name: str, *, gpus: int = 8, pods: int = 250, labels: dict[str, str] | None = None, annotations: dict[str, str] | None = None
+) -> Object:
     """A Node to create, Ready at once (the apiserver still adds the not-ready taint, which goes in a moment)."""
     size = {
         "cpu": "64",
         "memory": "512Gi",
-        "pods": "250",
+        "pods": str(pods),
         "ephemeral-storage": "1Ti",
         **({"nvidia.com/gpu": str(gpus)} if gpus else {}),
     }
