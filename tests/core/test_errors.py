@@ -18,7 +18,9 @@ ALL = sorted(
 @pytest.mark.parametrize("error", ALL, ids=lambda each: each.__name__)
 def test_every_reason_is_told_on_call(error: type[DriverManagerError]) -> None:
     """The page for the person on call has a row for the reason of every error."""
-    rows = [line.partition("|")[2].partition("|")[0] for line in (ROOT / "docs/on-call.md").read_text().splitlines() if line.startswith("| `")]
+    rows = [
+        line.partition("|")[2].partition("|")[0] for line in (ROOT / "docs/on-call.md").read_text().splitlines() if line.startswith("| `")
+    ]
     assert f"`{error.reason}`" in " ".join(rows)
 
 
