@@ -246,7 +246,7 @@ OPTIONS: Final = (
            "end pods without grace that are terminating for longer than their own grace and hold no finalizer", empty=False),
     Option("unload_also", "unload-also", "UNLOAD_ALSO", _modules,
            "modules of others, separated by commas, that may be removed when they hold the driver"),
-    Option("bind_nvswitches", "", "BIND_NVSWITCHES", parse_bool, "unbind NVSwitches from vfio too", empty=False),
+    Option("bind_nvswitches", "bind-nvswitches", "BIND_NVSWITCHES", parse_bool, "unbind NVSwitches from vfio too", empty=False),
     Option("busy_mounts", "busy-mounts", "BUSY_MOUNTS", _one_of("detach", "refuse"),
            "what to do with a driver root that is still in use: detach or refuse"),
     Option("operand_timeout", "operand-timeout", "OPERAND_TIMEOUT", parse_duration, "limit for operands to leave; 0 is no limit"),

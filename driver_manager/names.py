@@ -122,6 +122,8 @@ PID_FILE: Final = "run/nvidia/nvidia-driver.pid"
 LOCK_FILE: Final = "run/nvidia/driver-manager.lock"
 LOCAL_NODE: Final = "run/nvidia/driver-manager.node.json"
 """The node's annotations, on a machine without a cluster."""
+VFIO_ORIGINALS: Final = "run/nvidia/driver-manager.vfio"
+"""Which drivers PCI functions had before `vfio-manage bind` moved them."""
 VALIDATIONS: Final = "run/nvidia/validations"
 READY_MARKERS: Final = ("driver-ready", "toolkit-ready", ".driver-ctr-ready")
 """Files in VALIDATIONS that let operands start; wrong as soon as the driver they speak of is unloaded."""

@@ -161,6 +161,14 @@ class Host(Protocol):
         """
         ...
 
+    async def unbind_vfio(self, address: str, timeout: float) -> None:
+        """Takes one PCI function off vfio and leaves it without a driver; not there, or not on vfio, is fine.
+
+        Raises:
+            DeviceInUse: naming who has it open; nothing was changed. DeviceStuck: no answer within `timeout` seconds. HostError.
+        """
+        ...
+
     async def remove_file(self, path: str) -> bool:
         """Removes a file below /run; False where there is none."""
         ...

@@ -35,6 +35,7 @@ from driver_manager.core.plan import (
     RestoreNode,
     Step,
     TryEvictions,
+    UnbindVfio,
     UnloadModule,
     UnmarkHostDriver,
     Unmount,
@@ -148,7 +149,7 @@ class Executor:
                 await self._begin_unload()
             case RestoreNode():
                 await self.restore(self.settings.restore_timeout)
-            case RemoveFiles() | UnloadModule() | Unmount() | RemovePidFile() | AwaitNetworkDriver() | ProveFree():
+            case RemoveFiles() | UnloadModule() | Unmount() | UnbindVfio() | RemovePidFile() | AwaitNetworkDriver() | ProveFree():
                 if self.record is not None:
                     await self.writer.still_ours()
                 await self.host_work.do(step)

@@ -9,10 +9,10 @@ from driver_manager.agent.progress import Progress
 from driver_manager.agent.together import together
 from driver_manager.config import Settings, limit_words
 from driver_manager.core.modules import unload_order, used_modules
-from driver_manager.core.plan import AwaitNetworkDriver, ProveFree, RemoveFiles, RemovePidFile, UnloadModule, Unmount
+from driver_manager.core.plan import AwaitNetworkDriver, ProveFree, RemoveFiles, RemovePidFile, UnbindVfio, UnloadModule, Unmount
 from driver_manager.core.report import Blocker, Waiting, holder_blockers
 from driver_manager.core.snapshot import HolderScan, HostView, MountView
-from driver_manager.errors import DeadlineExceeded, HostError, ModuleInUse, MountBusy, StartOver
+from driver_manager.errors import DeadlineExceeded, DeviceInUse, HostError, ModuleInUse, MountBusy, StartOver
 from driver_manager.ports import Clock, Host
 
 CALL_TIMEOUT: Final = 30.0
@@ -32,7 +32,7 @@ class HostWork:
     def __init__(self, host: Host, clock: Clock, settings: Settings, progress: Progress) -> None:
         self._host, self._clock, self._settings, self._progress = host, clock, settings, progress
 
-    async def do(self, step: RemoveFiles | UnloadModule | Unmount | RemovePidFile | AwaitNetworkDriver | ProveFree) -> None:
+    async def do(self, step: RemoveFiles | UnloadModule | Unmount | UnbindVfio | RemovePidFile | AwaitNetworkDriver | ProveFree) -> None:
         """Does one step."""
         match step:
             case RemoveFiles(paths):
@@ -42,6 +42,8 @@ class HostWork:
                 await self._unload(name)
             case Unmount(mount, is_detach_at_once):
                 await self._unmount(mount, is_detach_at_once)
+            case UnbindVfio(addresses):
+                await self._unbind_vfio(addresses)
             case RemovePidFile():
                 if not await finished(self._host.remove_pid_file()):
                     self._progress.warn("the driver's pid file stays: a process holds its lock, or it is gone already")
@@ -143,6 +145,22 @@ class HostWork:
                     raise
                 self._progress.warn("busy mount is detached", mount=mount.target, error=error.message)
         await finished(self._host.unmount(mount, detach=True, timeout=CALL_TIMEOUT))
+
+    async def _unbind_vfio(self, addresses: Collection[str]) -> None:
+        """Takes each function off vfio; one that stays keeps no other from going (R9).
+
+        Raises:
+            HostError: naming every function that stays, and why.
+        """
+        failures: list[HostError] = []
+        for address in addresses:
+            try:
+                await finished(self._host.unbind_vfio(address, CALL_TIMEOUT))
+            except HostError as error:
+                failures.append(error)
+        if failures:
+            first = min(failures, key=lambda error: isinstance(error, DeviceInUse))  # what waiting does not help comes first
+            raise type(first)("; ".join(error.message for error in failures), hint=first.hint, errno_name=first.errno_name)
 
     async def _prove_free(self, with_modules: bool, is_closed: bool) -> None:
         """Looks whether the host is free for a new driver; modules that came back are unloaded once more (R4, N26).

@@ -1,8 +1,9 @@
 """Trouble on demand for a host that is a directory tree: `faults.json` makes any call fail, slow or stop.
 
 The file is a list of `{"call", "argument", "errno" | "delay" | "hold"}` and is read again at each call, so that it can be changed while a
-run is under way. Without `argument` every call of that name is meant. `errno` is a name such as `EBUSY`, `delay` is in seconds. A call that
-meets `hold` stops until that entry has gone from the file; `held.json` says meanwhile which call it is, so that a test knows when to kill.
+run is under way. Without `argument` every call of that name is meant; an `argument` is one of the call's arguments, or all of them
+with spaces between. `errno` is a name such as `EBUSY`, `delay` is in seconds. A call that meets `hold` stops until that entry has gone from
+the file; `held.json` says meanwhile which call it is, so that a test knows when to kill.
 """
 
 import contextlib
@@ -64,7 +65,7 @@ class Faults:
                     mark.unlink()
 
     def _meant(self, call: str, arguments: Sequence[object]) -> list[Mapping[str, Any]]:
-        words = {str(argument) for argument in arguments}
+        words = {str(argument) for argument in arguments} | {" ".join(map(str, arguments))}
         return [
             entry for entry in self._entries() if entry.get("call") == call and ("argument" not in entry or str(entry["argument"]) in words)
         ]

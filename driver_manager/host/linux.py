@@ -30,6 +30,7 @@ from driver_manager.host.paths import Roots, machine_roots, tree_roots
 from driver_manager.host.scan import gpu_probe, others, scan, users_below
 from driver_manager.host.threads import in_thread
 from driver_manager.host.tree import TreeCalls
+from driver_manager.host.vfio import Vfio, module_root
 from driver_manager.ports import Clock
 
 T = TypeVar("T")
@@ -56,6 +57,21 @@ def open_host(tree: Path | None, clock: Clock) -> "LinuxHost":
         return LinuxHost(machine_roots(), KernelCalls(), clock)
     roots = tree_roots(tree)
     return LinuxHost(roots, TreeCalls(roots.host), clock)
+
+
+def open_vfio(tree: Path | None, clock: Clock, *, host_root: str, timeout: float) -> "tuple[LinuxHost, Vfio, str]":
+    """What moves PCI functions on the machine this runs on, or on a directory tree, with its host and a warning, if any.
+
+    Args:
+        tree: the tree, if it is one.
+        clock: time for waits.
+        host_root: the root in which modprobe is to run; the host's own where it is empty or not there.
+        timeout: seconds for one write.
+    """
+    roots, calls = (machine_roots(), KernelCalls()) if tree is None else (tree_roots(tree), TreeCalls(tree_roots(tree).host))
+    host = LinuxHost(roots, calls, clock)
+    root, warning = module_root(roots, host_root)
+    return host, Vfio(roots, calls, host.holders, module_root=root, timeout=timeout), warning
 
 
 class LinuxHost:
@@ -187,6 +203,10 @@ class LinuxHost:
             return error_of("umount2", number, target, state="children", more=", ".join(below[:_MOST_NAMED]))
         users = await self._read(lambda: users_below(self._roots, target, _MOST_NAMED), lambda: f"the look for users of {target}")
         return error_of("umount2", number, target, more=", ".join(users) or "no process was found there")
+
+    async def unbind_vfio(self, address: str, timeout: float) -> None:
+        """Takes one PCI function off vfio and leaves it without a driver; not there, or not on vfio, is fine."""
+        await Vfio(self._roots, self._calls, self.holders, timeout=timeout).release(address)
 
     async def remove_file(self, path: str) -> bool:
         """Removes a file below /run; False where there is none."""

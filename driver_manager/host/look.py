@@ -278,5 +278,6 @@ def pci_devices(roots: Roots) -> tuple[PciDevice, ...]:
             driver: str | None = (folder / "driver").readlink().name
         except OSError:
             driver = None
-        found.append(PciDevice(address=address, vendor=vendor, device_class=device_class, driver=driver))
+        is_virtual = os.path.lexists(folder / "physfn")
+        found.append(PciDevice(address=address, vendor=vendor, device_class=device_class, driver=driver, is_virtual=is_virtual))
     return tuple(found)

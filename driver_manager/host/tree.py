@@ -12,6 +12,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,6 +28,8 @@ T = TypeVar("T")
 
 NVIDIA_SMI = "run/nvidia-smi.json"
 """What the host's own nvidia-smi answers: {"stdout", "rc", "hang"}."""
+MODPROBE = "run/modprobe.json"
+"""What modprobe answers: {"rc", "stdout", "drivers"}; `drivers` has, by module, the PCI driver that comes with it."""
 
 
 class TreeCalls:
@@ -58,11 +61,16 @@ class TreeCalls:
         await self._make("kill", [pid, number], lambda: self._kill(pid, number), 10.0)
 
     async def run(self, argv: Sequence[str], timeout: float) -> Finished | None:
-        """Answers for nvidia-smi from its file; no other program exists on a tree."""
-        if not argv[0].endswith("nvidia-smi") or text_of(self._tree / NVIDIA_SMI) is None:
+        """Answers for nvidia-smi and modprobe from their files; no other program exists on a tree."""
+        program = argv[2] if argv[0] == "chroot" else argv[0]
+        if program.endswith("nvidia-smi") and text_of(self._tree / NVIDIA_SMI) is not None:
+            act = self._nvidia_smi
+        elif program == "modprobe" and text_of(self._tree / MODPROBE) is not None:
+            act = partial(self._modprobe, argv[-1])
+        else:
             return None
         try:
-            return await self._make("execve", list(argv), self._nvidia_smi, timeout)
+            return await self._make("execve", list(argv), act, timeout)
         except DeviceStuck:
             raise TimeoutError(f"{argv[0]} has not ended in {timeout:g} s") from None
 
@@ -190,6 +198,13 @@ class TreeCalls:
             time.sleep(0.05)
             answer = json.loads(text_of(self._tree / NVIDIA_SMI) or "{}")
         return Finished(int(answer.get("rc", 0)), str(answer.get("stdout", "")))
+
+    def _modprobe(self, module: str) -> Finished:
+        answer = json.loads(text_of(self._tree / MODPROBE) or "{}")
+        code, driver = int(answer.get("rc", 0)), answer.get("drivers", {}).get(module)
+        if code == 0 and driver:
+            self._pci.add_driver(driver)
+        return Finished(code, str(answer.get("stdout", "")))
 
 
 def _without_mount(text: str, path: str) -> tuple[str, bool] | None:

@@ -1,9 +1,11 @@
 """The driver model of a directory tree: writes to `bind`, `unbind`, `driver_override` and `drivers_probe` change its `driver` links.
 
 The rules were seen on kernels 6.1 and 6.12: a bound device refuses a second bind with EBUSY, a driver that does not know a device with
-ENODEV, and `drivers_probe` says yes even where nothing was bound.
+ENODEV, and `drivers_probe` says yes even where nothing was bound. A vfio driver takes a device without an IOMMU group nowhere (EINVAL);
+that is held to on trees that show IOMMU groups. A FIFO as file of a driver makes the write wait, as one to a device in use does.
 """
 
+import contextlib
 import errno
 import os
 import shutil
@@ -33,7 +35,10 @@ class TreePci:
             where = driver_file
         file = self._tree / where.lstrip("/")
         parts = where.split("/")
-        if not file.is_file():
+        if file.is_fifo():
+            with file.open("w") as pipe:  # comes back when somebody reads, as a kernel's write does when the last user has gone
+                pipe.write(text)
+        elif not file.is_file():
             raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         match parts[-3:]:
             case ["drivers", driver, "bind"]:
@@ -53,6 +58,13 @@ class TreePci:
             return (self._device(device) / "driver").readlink().name
         except OSError:
             return None
+
+    def add_driver(self, driver: str) -> None:
+        """A driver that has come with a module."""
+        folder = self._driver(driver)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("bind", "unbind"):
+            (folder / name).touch()
 
     def forget_drivers_of(self, module: str) -> None:
         """Removes the drivers of a module that has gone; their devices become free."""
@@ -92,10 +104,15 @@ class TreePci:
             raise OSError(errno.ENODEV, os.strerror(errno.ENODEV), device)
         if self.driver_of(device) is not None:
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), device)
+        if "vfio" in driver and (self._tree / "sys/kernel/iommu_groups").is_dir() and not self._has_group(device):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), device)
         (self._device(device) / "driver").symlink_to(f"../../drivers/{driver}")
         mark = self._driver(driver) / device
         if not os.path.lexists(mark):
             mark.symlink_to(f"../../devices/{device}")
+
+    def _has_group(self, device: str) -> bool:
+        return os.path.lexists(self._device(device) / "iommu_group")
 
     def _unbind(self, device: str, driver: str) -> None:
         if self.driver_of(device) != driver:
@@ -108,4 +125,5 @@ class TreePci:
             raise OSError(errno.ENODEV, os.strerror(errno.ENODEV), device)
         driver = self._override(device)
         if driver and self.driver_of(device) is None and self._driver(driver).is_dir():
-            self._bind(device, driver)
+            with contextlib.suppress(OSError):  # the kernel says yes here whatever came of it
+                self._bind(device, driver)

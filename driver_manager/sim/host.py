@@ -108,6 +108,10 @@ class SimHost:
             hangs=top is not None and top.is_stuck,
         )
 
+    async def unbind_vfio(self, address: str, timeout: float) -> None:
+        """Takes one PCI function off vfio."""
+        await self._write("unbind_vfio", {"address": address}, lambda: self.machine.unbind_vfio(address), timeout=timeout)
+
     async def remove_file(self, path: str) -> bool:
         """Removes a file below /run."""
         where = "/" + path.lstrip("/")

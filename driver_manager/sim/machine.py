@@ -7,7 +7,7 @@ one under it.
 import random
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from driver_manager import names
@@ -23,7 +23,7 @@ from driver_manager.core.snapshot import (
     PciDevice,
     Unloading,
 )
-from driver_manager.errors import DeviceStuck, HostError, ModuleInUse, MountBusy
+from driver_manager.errors import DeviceInUse, DeviceStuck, HostError, ModuleInUse, MountBusy
 from driver_manager.sim.objects import Pod
 from driver_manager.sim.store import Signal
 
@@ -242,7 +242,7 @@ class Machine:
 
     def scan(self) -> HolderScan:
         """Who has a GPU device open."""
-        holding = [one for one in self.processes.values() if any(module_of(device) for device in one.devices)]
+        holding = [one for one in self.processes.values() if any(module_of(device) or is_vm_device(device) for device in one.devices)]
         return HolderScan(
             holders=tuple(
                 Holder(pid=one.pid, command=one.command, devices=one.devices, pod_uid=one.pod_uid, unit=one.unit)
@@ -333,6 +333,21 @@ class Machine:
         self.note("unlink", path, "0" if there else "ENOENT")
         return there
 
+    def unbind_vfio(self, address: str) -> None:
+        """Takes a function off vfio and leaves it free. A virtual machine that has any GPU open counts for all: there are no groups here.
+
+        Raises:
+            DeviceInUse.
+        """
+        place = next((place for place, one in enumerate(self.pci) if one.address == address), None)
+        if place is None or "vfio" not in (self.pci[place].driver or ""):
+            return
+        users = [f"{one.command} (process {one.pid})" for one in self.processes.values() if any(map(is_vm_device, one.devices))]
+        if users:
+            raise DeviceInUse(f"{address} is in use by {', '.join(users)}", hint="end the virtual machine", errno_name="EBUSY")
+        self.pci[place] = replace(self.pci[place], driver=None)
+        self.note("write", f"/sys/bus/pci/devices/{address}/driver/unbind", "0")
+
     def stuck(self, call: str, argument: str, timeout: float) -> DeviceStuck:
         """The error of a call that did not come back."""
         self.note(call, argument, "stuck")
@@ -341,6 +356,11 @@ class Machine:
     def note(self, call: str, argument: str, result: str) -> None:
         """Writes a call down."""
         self.calls.append(HostCall(self._now(), call, argument, result))
+
+
+def is_vm_device(device: str) -> bool:
+    """Whether a device node hands a GPU to a virtual machine."""
+    return device.startswith("/dev/vfio/") and device != "/dev/vfio/vfio"
 
 
 def module_of(device: str) -> str | None:

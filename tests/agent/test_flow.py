@@ -1,6 +1,7 @@
 """The ways of a run without trouble: all of it, nothing loaded, unchanged."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from driver_manager.sim.clock import run_virtual
 from driver_manager.sim.faults import Do, When
 from driver_manager.sim.objects import PodSpec
 from driver_manager.sim.scenarios import NODE, Scenario, demo_world, stock_world
-from tests.agent.stage import DRA_LABEL, Stage, play, small_world, with_dra
+from tests.agent.stage import DRA_LABEL, Stage, gpu_pod, play, small_world, with_dra
 
 
 @pytest.mark.parametrize("built", [stock_world, demo_world, lambda: with_dra(stock_world())], ids=["stock", "demo", "dra"])
@@ -173,18 +174,81 @@ def test_nouveau_goes() -> None:
     play(story)
 
 
-@pytest.mark.parametrize(("vendor", "code"), [("0x10de", 70), ("0x15b3", 0)])
-def test_devices_of_virtual_machines(vendor: str, code: int) -> None:
-    """A GPU bound to vfio cannot be freed by this version, which says so and never ends with 0; a network card there is no matter."""
+GPU_ON_VFIO = PciDevice(address="0000:3b:00.0", vendor="0x10de", device_class="0x030200", driver="vfio-pci")
+
+
+@pytest.mark.parametrize(("vendor", "driver"), [("0x10de", None), ("0x15b3", "vfio-pci")])
+@pytest.mark.parametrize("is_loaded", [True, False])
+def test_devices_of_virtual_machines(vendor: str, driver: str | None, is_loaded: bool) -> None:
+    """A GPU on vfio comes off it, on a loaded driver after the unload; a network card there is no matter."""
+
+    async def story(stage: Stage) -> None:
+        machine = stage.world.machine(NODE)
+        if not is_loaded:
+            machine.modules.clear()
+        machine.pci.append(replace(GPU_ON_VFIO, vendor=vendor))
+        run = await stage.run()
+        assert run.code == 0
+        assert machine.pci[-1].driver == driver
+        calls = [call.call for call in machine.calls if call.call in ("delete_module", "write")]
+        assert calls == sorted(calls)
+        await stage.assert_put_back()
+
+    play(story)
+
+
+@pytest.mark.parametrize("is_loaded", [True, False])
+def test_n37_a_node_for_virtual_machines_keeps_its_gpus(is_loaded: bool) -> None:
+    """N37 (a): where the node is given to virtual machines, GPUs stay on vfio and a running machine is not touched."""
+
+    async def story(stage: Stage) -> None:
+        machine = stage.world.machine(NODE)
+        own = stage.world.pod("gpu-operator", "nvidia-driver-daemonset")
+        own.spec = replace(own.spec, node_selector={names.DEPLOY_VFIO_MANAGER: "true"})
+        machine.pci.append(GPU_ON_VFIO)
+        if not is_loaded:
+            machine.modules.clear()
+            machine.add_process("qemu-system-x86", ("/dev/vfio/7", "/dev/vfio/vfio"))
+        assert (await stage.run()).code == 0
+        assert machine.pci[-1].driver == "vfio-pci"
+        assert is_loaded or stage.evicted == []
+
+    play(story)
+
+
+def test_n37_the_pod_of_a_virtual_machine_goes_first() -> None:
+    """N37 (b): where the driver is wanted and a virtual machine's pod has the GPU, the pod is evicted, then the GPU comes off vfio."""
 
     async def story(stage: Stage) -> None:
         machine = stage.world.machine(NODE)
         machine.modules.clear()
-        machine.pci.append(PciDevice(address="0000:3b:00.0", vendor=vendor, device_class="0x030200", driver="vfio-pci"))
-        run = await stage.run()
-        assert run.code == code
-        assert ("0000:3b:00.0" in run.sentence) == (code == 70)
+        machine.processes.clear()
+        machine.pci.append(GPU_ON_VFIO)
+        pod = gpu_pod(stage.world, "vm", PodSpec(stop_seconds=1.0))
+        machine.add_process("qemu-system-x86", ("/dev/vfio/7", "/dev/vfio/vfio"), pod_uid=pod.uid)
+        assert (await stage.run()).code == 0
+        assert "default/vm" in stage.evicted
+        assert machine.pci[-1].driver is None
         await stage.assert_put_back()
+
+    play(story)
+
+
+def test_n37_a_virtual_machine_of_no_pod_is_named() -> None:
+    """N37 (b): a machine that no eviction ends is named, and nothing is written, neither on the host nor on the node."""
+
+    async def story(stage: Stage) -> None:
+        machine = stage.world.machine(NODE)
+        machine.modules.clear()
+        machine.pci.append(GPU_ON_VFIO)
+        machine.add_process("qemu-system-x86", ("/dev/vfio/7", "/dev/vfio/vfio"), unit="machine-qemu.scope")
+        run = await stage.run()
+        assert run.code == 75
+        assert "qemu-system-x86" in run.sentence
+        assert "machine-qemu.scope" in run.sentence
+        assert machine.pci[-1].driver == "vfio-pci"
+        assert stage.evicted == []
+        assert machine.calls == []
 
     play(story)
 

@@ -90,7 +90,7 @@ def kinds(plan: Plan) -> list[type]:
 
 
 NOTHING = on_host(modules={})
-VFIO = PciDevice(address="a", vendor="0x10de", device_class="c", driver="vfio-pci")
+VFIO = PciDevice(address="a", vendor="0x10de", device_class="0x030200", driver="vfio-pci")
 HOST_DRIVER = on_host(mounts=(), driver_files=DriverFiles(module_files=("x",), library_versions=frozenset({"550.1"})))
 
 
@@ -119,7 +119,7 @@ HOST_DRIVER = on_host(mounts=(), driver_files=DriverFiles(module_files=("x",), l
         (on_host(unloading=Unloading.DISABLED, modules={}), {}, Path.NOTHING_LOADED, Exit.DONE),
         (on_host(unloading=Unloading.DISABLED, modules={NOUVEAU: ModuleView(name=NOUVEAU)}), {}, Path.REFUSED, Exit.CANNOT_UNLOAD),
         (on_host(modules=MODULES | {"gdrdrv": ModuleView(name="gdrdrv", state=ModuleState.GOING)}), {}, Path.REFUSED, Exit.CANNOT_UNLOAD),
-        (on_host(modules={}, pci=(VFIO,)), {}, Path.REFUSED, Exit.BUG),
+        (on_host(modules={}, pci=(VFIO,)), {}, Path.NOTHING_LOADED, Exit.DONE),
         (on_host(modules={}, pci=(replace(VFIO, vendor="0x15b3"),)), {}, Path.NOTHING_LOADED, Exit.DONE),
         (replace(SEEN, node=replace(NODE, labels={LABEL: "paused-for-mig-change"})), {}, Path.WAIT, Exit.DONE),
         (replace(SEEN, node=replace(NODE, annotations={names.UPGRADE_ENABLED: "true"})), {}, Path.WAIT, Exit.DONE),

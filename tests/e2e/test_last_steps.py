@@ -108,13 +108,17 @@ def test_nouveau(node: StockNode) -> None:
 
 
 def test_gpus_of_virtual_machines(node: StockNode) -> None:
-    """Decision 14: GPUs that are bound to vfio are never passed over with a 0 as long as this version cannot unbind them."""
+    """W24, N37: GPUs on vfio come off it where the driver is wanted; one that a process without a pod has open is refused by its name."""
     node.add_driver(digest="new")
     node.tree = empty_host(node.folder / "vfio")
     node.tree.gpu(driver="vfio-pci")
-    ended = node.run().require(70)
-    assert ended.said("0000:3b:00.0", "vfio")
-    assert "Traceback" not in ended.err
+    node.tree.process(700, fds=["/dev/vfio/7", "/dev/vfio/vfio"], comm="qemu-system-x86")
+    ended = node.run().require(75)
+    assert ended.said("0000:3b:00.0", "vfio", "qemu-system-x86", "700")
+    assert node.tree.results() == []
+    (node.tree.root / "proc/700").rename(node.folder / "ended")
+    node.run().require(0)
+    assert node.tree.results() == [("write", "/sys/bus/pci/devices/0000:3b:00.0/driver/unbind", 0)]
 
 
 def test_pid_file_that_is_held(node: StockNode) -> None:
