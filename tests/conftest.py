@@ -25,6 +25,7 @@ SOCKETS = {"socket.bind", "socket.connect", "socket.getaddrinfo", "socket.gethos
 ALLOWED = {
     "kube": PROCESSES | SOCKETS,
     "image": PROCESSES | SOCKETS,
+    "vm": PROCESSES | SOCKETS,
     "real_processes": PROCESSES,
     "real_sockets": SOCKETS,
 }

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0
+/* Stand-in for nvidia-modeset: depends on nvidia. */
+#include <linux/module.h>
+
+extern int nvidia_get_rm_ops(void);
+
+int nvidia_modeset_get_kms_ops(void);
+int nvidia_modeset_get_kms_ops(void)
+{
+	return 0;
+}
+EXPORT_SYMBOL_GPL(nvidia_modeset_get_kms_ops);
+
+static int __init stand_in_init(void)
+{
+	return nvidia_get_rm_ops();
+}
+
+static void __exit stand_in_exit(void)
+{
+}
+
+module_init(stand_in_init);
+module_exit(stand_in_exit);
+MODULE_LICENSE("Dual MIT/GPL");
