@@ -66,7 +66,7 @@ _PLAIN_SECONDS: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _LONGEST: Final = 2**63 / 1e9
 """Seconds that a Go duration can hold, about 292 years."""
 _LABEL_KEY: Final = re.compile(r"(?:[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
-_PREFIX: Final = re.compile(r"[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9][-A-Za-z0-9_.]*")
+_PREFIX: Final = re.compile(r"[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?/[-A-Za-z0-9_.]*")
 _HANDLER: Final = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,62}[a-z0-9])?")
 _MODULE: Final = re.compile(r"[A-Za-z0-9_]+")
 _NAME: Final = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?")

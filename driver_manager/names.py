@@ -76,8 +76,16 @@ DRIVER_COMPONENTS: Final = frozenset({"nvidia-driver", "nvidia-vgpu-manager", "n
 DRIVER_CONTAINER: Final = "k8s-driver-manager"
 """Name of the init container that runs this program in the stock DaemonSets."""
 
-GPU_RESOURCE_PREFIXES: Final = ("nvidia.com/gpu", "nvidia.com/mig-")
-"""A container whose requests or limits name a resource that begins so uses a GPU."""
+UPGRADE_CONTROLLER_PREFIXES: Final = ("nvidia.com/gpu", "nvidia.com/mig-")
+"""What NVIDIA's upgrade controller takes for a GPU resource."""
+
+GPU_RESOURCE_PREFIXES: Final = (
+    *UPGRADE_CONTROLLER_PREFIXES,
+    *("nvidia.com/pgpu", "nvidia.com/vgpu", "nvidia.com/GRID_", "nvidia.com/NVIDIA_"),
+    *(f"nvidia.com/{chip}" for chip in ("AD1", "GA1", "GB1", "GB2", "GH1", "GK1", "GK2", "GM1", "GM2", "GP1", "GR1", "GV1", "TU1")),
+)
+"""A container whose requests or limits name a resource that begins so uses a GPU: those of the device plugin, of passed-through and virtual
+GPUs, and the device names (chip or vGPU type) that plugins for virtual machines make up. Network cards are nvidia.com/ resources too."""
 
 DRA_GROUP: Final = "resource.k8s.io"
 GPU_DRA_DRIVER: Final = "gpu.nvidia.com"

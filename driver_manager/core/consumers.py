@@ -21,12 +21,12 @@ from driver_manager.names import (
     DRIVER_COMPONENTS,
     GPU_CLIENT,
     GPU_DRA_DRIVER,
-    GPU_RESOURCE_PREFIXES,
     MIRROR,
     NAME_LABEL,
     NEVER_PAUSED,
     OWN_NAME,
     PAUSED,
+    UPGRADE_CONTROLLER_PREFIXES,
     VM_LABEL,
     VM_NAME_LABEL,
 )
@@ -260,7 +260,7 @@ def _policy_owned(pod: PodView, policy: PodPolicy, found: tuple[Use, ...]) -> Ve
 
 def _is_known_to_upgrade_controllers(pod: PodView, policy: PodPolicy) -> bool:
     """Whether upstream's controller selects it: `nvidia.com/gpu*`, `nvidia.com/mig-*`, claims of gpu.nvidia.com not for administration."""
-    if any(name.startswith(GPU_RESOURCE_PREFIXES) for name in pod.resources):
+    if any(name.startswith(UPGRADE_CONTROLLER_PREFIXES) for name in pod.resources):
         return True
     return any(GPU_DRA_DRIVER in claim.drivers and not claim.is_admin for claim in driver_claims(pod, policy.context))
 

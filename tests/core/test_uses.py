@@ -41,7 +41,7 @@ def read(**environment: str) -> Settings:
     [
         ("nvidia.com/gpu", True), ("nvidia.com/gpu.shared", True), ("nvidia.com/gpu-a100", True), ("nvidia.com/mig-1g.5gb", True),
         ("nvidia.com/mig-1g.10gb.shared", True), ("requests.nvidia.com/gpu", False), ("amd.com/gpu", False), ("cpu", False),
-        ("nvidia.com/hostdev", False), ("nvidia.com/mig", False), ("nvidia.com/GA102GL_A10", False), ("nvidia.com/A10-12Q", False),
+        ("nvidia.com/hostdev", False), ("nvidia.com/mig", False), ("nvidia.com/GA102GL_A10", True), ("nvidia.com/A10-12Q", False),
         ("example.com/nvidia.com/gpu", False), ("nvidia.com", False), ("", False),
     ],
 )  # fmt: skip
@@ -68,9 +68,7 @@ def test_resources_by_the_setting(prefixes: str, resource: str, is_use: bool) ->
     assert bool(gpu_resources(pod, read(GPU_RESOURCE_PREFIXES=prefixes))) is is_use
 
 
-@pytest.mark.parametrize(
-    "text", ["gpu", "nvidia.com/", "/gpu", ",", "nvidia.com/gpu,,*", "nvidia.com/gpu;x", "NVIDIA.com/gpu", "nvidia.com"]
-)
+@pytest.mark.parametrize("text", ["gpu", "/gpu", ",", "nvidia.com/gpu,,*", "nvidia.com/gpu;x", "NVIDIA.com/gpu", "nvidia.com"])
 def test_prefixes_that_are_none(text: str) -> None:
     """A prefix that could match everything, or nothing at all, is refused with the setting's name."""
     with pytest.raises(ConfigError, match="GPU_RESOURCE_PREFIXES"):
@@ -391,3 +389,15 @@ def test_settings_that_are_refused(name: str, value: str) -> None:
     assert name in f"{caught.value.message} {caught.value.hint}"
     assert value in caught.value.message
     assert name in [option.env for option in OPTIONS]
+
+
+@pytest.mark.parametrize(
+    ("name", "is_gpu"),
+    [("nvidia.com/GA102GL_A10", True), ("nvidia.com/TU104GL_Tesla_T4", True), ("nvidia.com/NVIDIA_A10-12Q", True),
+     ("nvidia.com/GRID_T4-1Q", True),
+     ("nvidia.com/pgpu", True), ("nvidia.com/hostdev", False), ("nvidia.com/sriov_rdma", False), ("nvidia.com/mlnxnics", False)],
+)  # fmt: skip
+def test_device_names_of_virtual_machines(name: str, is_gpu: bool) -> None:
+    """Issue 4: the names that plugins give to passed-through and virtual GPUs count by default, the network operator's do not."""
+    pod = PodView(namespace="n", name="vm", uid="u", resources=frozenset({name}))
+    assert bool(uses(pod, UseContext(settings=Settings()))) is is_gpu
