@@ -223,6 +223,7 @@ class DeviceStuck(HostError):
 class DeviceInUse(HostError):
     """A process has a device open, so nothing was written to it: the write would wait for that process."""
 
+    reason = "device-in-use"
     exit_code = Exit.AGAIN
 
 

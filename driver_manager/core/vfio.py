@@ -7,7 +7,7 @@ ever touched. What forbids a move is found before its first write, and every mov
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
@@ -484,8 +484,3 @@ def worst(codes: Iterable[Exit]) -> Exit:
     order = (Exit.BUG, Exit.CANNOT_UNLOAD, Exit.FORBIDDEN, Exit.CONFIG, Exit.REFUSED, Exit.AGAIN)
     found = set(codes)
     return next((code for code in order if code in found), Exit.DONE)
-
-
-def replaced(bus: Bus, function: Function) -> Bus:
-    """The bus with one function as given."""
-    return replace(bus, functions={**bus.functions, function.address: function})

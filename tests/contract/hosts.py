@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from driver_manager import names
-from driver_manager.core.snapshot import Unloading
+from driver_manager.core.snapshot import PciDevice, Unloading
 from driver_manager.host import open_host
 from driver_manager.ports import Host
 from driver_manager.sim.clock import SimClock
@@ -71,6 +71,10 @@ class HostStage(abc.ABC):
         """What the host's own nvidia-smi answers."""
 
     @abc.abstractmethod
+    def gpu_on_vfio(self, address: str) -> None:
+        """A GPU of the IOMMU group 7 that is bound to vfio-pci."""
+
+    @abc.abstractmethod
     def calls(self) -> list[tuple[str, str, str]]:
         """The changing calls so far: name, argument, result."""
 
@@ -124,6 +128,9 @@ class SimHostStage(HostStage):
     def smi(self, version: str | None, *, hangs: bool = False) -> None:
         self.machine.smi_version = version
         self.machine.smi_seconds = 1e6 if hangs else 0.01
+
+    def gpu_on_vfio(self, address: str) -> None:
+        self.machine.pci.append(PciDevice(address=address, vendor="0x10de", device_class="0x030200", driver="vfio-pci"))
 
     def calls(self) -> list[tuple[str, str, str]]:
         return [(call.call, call.argument, call.result) for call in self.machine.calls]
@@ -190,6 +197,9 @@ class TreeHostStage(HostStage):
         if version is None:
             answer = '{"stdout": "", "rc": 9}'
         self.tree.file("run/nvidia-smi.json", answer)
+
+    def gpu_on_vfio(self, address: str) -> None:
+        self.tree.gpu(address, driver="vfio-pci", group="7")
 
     def calls(self) -> list[tuple[str, str, str]]:
         return [(call, str(argument), str(result)) for call, argument, result in self.tree.results()]

@@ -11,7 +11,7 @@ import pytest
 
 from driver_manager import names
 from driver_manager.core.snapshot import MountView, Unloading
-from driver_manager.errors import DeviceStuck, HostError, InvariantBroken, LockHeld, ModuleInUse, MountBusy
+from driver_manager.errors import DeviceInUse, DeviceStuck, HostError, InvariantBroken, LockHeld, ModuleInUse, MountBusy
 from tests.contract.hosts import POD_UID, ROOT, HostStage, SimHostStage, TreeHostStage
 
 
@@ -179,6 +179,26 @@ async def test_the_pid_file(machine: HostStage) -> None:
     assert (await machine.host.look()).has_pid_file
     assert await machine.host.remove_pid_file()
     assert not (await machine.host.look()).has_pid_file
+
+
+# Virtual machines ---------------------------------------------------------------------------------------------------
+
+
+async def test_n37_a_gpu_comes_off_vfio_when_nobody_uses_it(machine: HostStage) -> None:
+    """N37: while a process has its group open it stays and the process is named; off already, or no such device, is fine."""
+    gpu = "0000:3b:00.0"
+    machine.gpu_on_vfio(gpu)
+    user = machine.hold("/dev/vfio/7")
+    assert [one.pid for one in (await machine.host.holders()).holders] == [user]
+    with pytest.raises(DeviceInUse, match=rf"{gpu} is in use by train \(process {user}") as caught:
+        await machine.host.unbind_vfio(gpu, 5)
+    assert caught.value.errno_name == "EBUSY"
+    assert machine.calls() == []
+    machine.end(user)
+    for address in (gpu, gpu, "0000:ff:00.0"):
+        await machine.host.unbind_vfio(address, 5)
+    assert [device.driver for device in (await machine.host.look()).pci] == [None]
+    assert machine.calls() == [("write", f"/sys/bus/pci/devices/{gpu}/driver/unbind", "0")]
 
 
 # Processes, the lock, nvidia-smi -------------------------------------------------------------------------------------

@@ -67,11 +67,24 @@ class Tree:
         for number, target in enumerate(fds):
             self.link(f"{base}/fd/{number}", target)
 
-    def gpu(self, address: str = "0000:3b:00.0", *, driver: str | None = "nvidia", vendor: str = "0x10de") -> None:
+    def gpu(
+        self,
+        address: str = "0000:3b:00.0",
+        *,
+        driver: str | None = "nvidia",
+        vendor: str = "0x10de",
+        device_class: str = "0x030200",
+        group: str | None = None,
+        modalias: str = "",
+    ) -> None:
         """Adds a PCI function and, if need be, its driver."""
         base = f"sys/bus/pci/devices/{address}"
         self.file(f"{base}/vendor", f"{vendor}\n")
-        self.file(f"{base}/class", "0x030200\n")
+        self.file(f"{base}/class", f"{device_class}\n")
+        self.file(f"{base}/modalias", f"{modalias}\n")
+        if group is not None:
+            (self.root / "sys/kernel/iommu_groups" / group).mkdir(parents=True, exist_ok=True)
+            self.link(f"{base}/iommu_group", f"../../../../kernel/iommu_groups/{group}")
         self.file(f"{base}/driver_override", "(null)\n")
         for name in {"vfio-pci", "nvidia", *([driver] if driver else [])}:
             for action in ("bind", "unbind"):
@@ -80,6 +93,15 @@ class Tree:
         if driver:
             self.link(f"{base}/driver", f"../../drivers/{driver}")
             self.link(f"sys/bus/pci/drivers/{driver}/{address}", f"../../devices/{address}")
+
+    def driver_of(self, address: str) -> str | None:
+        """The driver that a PCI function is bound to now."""
+        link = self.root / "sys/bus/pci/devices" / address / "driver"
+        return link.readlink().name if link.is_symlink() else None
+
+    def override_of(self, address: str) -> str:
+        """Its driver override, as the file reads."""
+        return (self.root / "sys/bus/pci/devices" / address / "driver_override").read_text().strip()
 
     def faults(self, *entries: dict[str, Any]) -> None:
         """Writes faults.json, whole or not at all."""
