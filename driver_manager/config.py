@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from driver_manager.core.selectors import Selector, parse_selector
+from driver_manager.core.services import HostAction, HostServices
 from driver_manager.errors import ConfigError
 from driver_manager.names import GPU_RESOURCE_PREFIXES, GPU_RUNTIME_HANDLERS, KEEP_OFF_TAINT, NEVER_PAUSED
 
@@ -45,6 +46,8 @@ class Settings:
     unload_also: tuple[str, ...] = ()
     bind_nvswitches: bool = False
     busy_mounts: str = "detach"
+    host_services: HostServices = ()
+    host_processes: str = "wait"
     operand_timeout: float = 300.0
     holder_timeout: float = 300.0
     unload_timeout: float = 30.0
@@ -69,6 +72,8 @@ _LABEL_KEY: Final = re.compile(r"(?:[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?/)?[A-
 _PREFIX: Final = re.compile(r"[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?/[-A-Za-z0-9_.]*")
 _HANDLER: Final = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,62}[a-z0-9])?")
 _MODULE: Final = re.compile(r"[A-Za-z0-9_]+")
+_UNIT: Final = re.compile(r"[A-Za-z0-9:_.@\\*?][-A-Za-z0-9:_.@\\*?]{0,250}")
+_SERVICE_WORDS: Final = (HostAction.STOP, HostAction.WAIT, HostAction.REPORT)
 _NAME: Final = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?")
 
 
@@ -153,6 +158,18 @@ def _modules(text: str) -> tuple[str, ...]:
     if bad := [name for name in names if not _MODULE.fullmatch(name)]:
         raise ValueError(f"{bad[0]!r} is no module's name; allowed are names separated by commas")
     return names
+
+
+def _host_services(text: str) -> HostServices:
+    found = []
+    for part in (part.strip() for part in text.split(",") if part.strip()):
+        unit, sign, word = (side.strip() for side in part.partition("="))
+        if not sign or not _UNIT.fullmatch(unit) or word not in _SERVICE_WORDS:
+            raise ValueError(f"{part!r} is none of UNIT=stop, UNIT=wait, UNIT=report; allowed are those, separated by commas")
+        if "." in unit and not unit.endswith((".service", "*")):
+            raise ValueError(f"{unit!r} is no service; allowed are services, with or without .service")
+        found.append((unit, HostAction(word)))
+    return tuple(found)
 
 
 def _prefixes(text: str) -> tuple[str, ...]:
@@ -249,6 +266,10 @@ OPTIONS: Final = (
     Option("bind_nvswitches", "bind-nvswitches", "BIND_NVSWITCHES", parse_bool, "unbind NVSwitches from vfio too", empty=False),
     Option("busy_mounts", "busy-mounts", "BUSY_MOUNTS", _one_of("detach", "refuse"),
            "what to do with a driver root that is still in use: detach or refuse"),
+    Option("host_services", "host-services", "HOST_SERVICES", _host_services,
+           "what to do with systemd units of the host that hold a GPU, as UNIT=stop, UNIT=wait or UNIT=report, separated by commas"),
+    Option("host_processes", "host-processes", "HOST_PROCESSES", _one_of("wait", "refuse", "terminate"),
+           "what to do with other processes of the host that hold a GPU: wait, refuse, or terminate (SIGTERM)"),
     Option("operand_timeout", "operand-timeout", "OPERAND_TIMEOUT", parse_duration, "limit for operands to leave; 0 is no limit"),
     Option("holder_timeout", "holder-timeout", "HOLDER_TIMEOUT", parse_duration,
            "limit for processes to let go of the GPUs; 0 is no limit"),

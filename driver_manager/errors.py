@@ -227,6 +227,13 @@ class DeviceInUse(HostError):
     exit_code = Exit.AGAIN
 
 
+class ServiceFailed(HostError):
+    """A systemd unit was not stopped or started."""
+
+    reason = "service-failed"
+    exit_code = Exit.AGAIN
+
+
 class LockHeld(HostError):
     """Another run works on this node."""
 

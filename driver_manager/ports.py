@@ -177,6 +177,38 @@ class Host(Protocol):
         """Removes the driver container's pid file unless a process holds its lock; False where it stays or is not there."""
         ...
 
+    async def services(self, units: Sequence[str]) -> Mapping[str, bool]:
+        """Which systemd units are active, or on their way to it.
+
+        Raises:
+            HostError: the host's systemd cannot be asked.
+        """
+        ...
+
+    async def stop_service(self, unit: str, timeout: float) -> None:
+        """Stops a unit and returns when it has ended; one that is not active is fine.
+
+        Raises:
+            ServiceFailed: it did not, or not within `timeout` seconds. HostError: systemd cannot be asked.
+        """
+        ...
+
+    async def start_service(self, unit: str, timeout: float) -> None:
+        """Starts a unit and returns when systemd calls it started; one that is active is fine.
+
+        Raises:
+            ServiceFailed: it was not. HostError: systemd cannot be asked.
+        """
+        ...
+
+    async def terminate(self, pid: int) -> None:
+        """Asks a process to end (SIGTERM); one that has ended is fine.
+
+        Raises:
+            HostError: it may not be signalled.
+        """
+        ...
+
     async def wait_for_change(self, pids: Sequence[int], timeout: float) -> None:
         """Returns when one of the processes has ended, else after `timeout` seconds; with no pids it just waits."""
         ...

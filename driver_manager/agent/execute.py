@@ -33,7 +33,9 @@ from driver_manager.core.plan import (
     RemoveFiles,
     RemovePidFile,
     RestoreNode,
+    StartServices,
     Step,
+    StopServices,
     TryEvictions,
     UnbindVfio,
     UnloadModule,
@@ -57,6 +59,7 @@ from driver_manager.core.record import (
 from driver_manager.core.report import Waiting, pod_blockers, status_text
 from driver_manager.core.rounds import Round, plan_claim_round, plan_round, pods_ending, pods_to
 from driver_manager.core.seen import Snapshot, pod_policy, use_context
+from driver_manager.core.services import host_uses, units_to_stop
 from driver_manager.core.snapshot import HolderScan, NodeView, PodView
 from driver_manager.core.uses import driver_claims
 from driver_manager.errors import Conflict, DeadlineExceeded, InvariantBroken, NotFound, Refused, TakenOver, Unreachable, Unsettled
@@ -117,6 +120,9 @@ class Executor:
         """Whether this run says on the node that the host owns the driver, or is about to."""
         self.told_at = float("-inf")
         """When the status was written last with another change."""
+        self._stopped_units: set[str] = set()
+        """Units that this run has stopped: they are not stopped again, whoever starts them."""
+        self._has_started_services = False
         self.status_on_restore: str | None = None
         """What the status annotation becomes when the node is put back; None removes it."""
 
@@ -141,6 +147,10 @@ class Executor:
                 await self._prove_no_claims()
             case PauseLast(labels, pods, evict):
                 await self._pause_last(dict(labels), pods, evict)
+            case StopServices(units):
+                await self._stop_services(units)
+            case StartServices():
+                await self._start_services(0.0)
             case AwaitReleased(modules):
                 await self._await_released(modules)
             case LookAgain():
@@ -292,9 +302,34 @@ class Executor:
         drain = self._drain if self._may_drain() else None
         await self.host_work.await_released(modules, self._pod_names(), drain, self._has_newcomers)
 
-    def _has_newcomers(self) -> bool:
-        """Whether the watch has told of a pod that must go first: its processes would be waited for in vain."""
+    async def _stop_services(self, units: Sequence[str]) -> None:
+        """Stops units of the host; what the record does not hold yet is written down first (decision 8)."""
         assert self.record is not None
+        if new := tuple(unit for unit in units if unit not in self.record.services and self.seen.services.get(unit, True)):
+            self.record = replace(self.record, services=(*self.record.services, *new))
+            await self.writer.write(self._as_recorded, "writing down which services are stopped", WRITE_TIMEOUT)
+        await self.writer.still_ours()
+        self._stopped_units |= set(units)
+        await self.host_work.stop_services(units)
+
+    def _units_to_stop(self, scan: HolderScan) -> tuple[str, ...]:
+        """Units that came, or came back, and hold a GPU; each is stopped once in a run."""
+        uses = host_uses(scan.holders, self.settings.host_services, self.settings.host_processes)
+        return tuple(unit for unit in units_to_stop(uses) if unit not in self._stopped_units)
+
+    async def _start_services(self, limit: float) -> None:
+        """Starts the units that the record says were active, unless it is of another boot: that has started them itself."""
+        record = self.record or find_record(self.writer.node).record
+        if record is None or not record.services or record.boot_id != self.seen.host.boot_id or self._has_started_services:
+            return
+        await self.host_work.start_services(record.services, limit)
+        self._has_started_services = True
+
+    def _has_newcomers(self, scan: HolderScan) -> bool:
+        """Whether a pod has come that must go first, or a unit holds a GPU that is to be stopped: waiting would be in vain."""
+        assert self.record is not None
+        if self._units_to_stop(scan):
+            return True
         seen = replace(self.seen, node=self.writer.node, pods=tuple(self.tracker.present.values()))
         return plan_round(seen, self.settings, self.record).needs_action
 
@@ -409,6 +444,8 @@ class Executor:
                 f"{named(tuple(stuck))} came with a claim after the DRA plugin had gone, and needs it to end", hint=NEWCOMERS_HINT
             )
         await self._free_round(found)
+        if units := self._units_to_stop(self.seen.holders):
+            await self._stop_services(units)
         await self._await_released(modules)
 
     async def _free_round(self, found: Round) -> None:
@@ -451,6 +488,7 @@ class Executor:
         reported: tuple[str, ...] = ()
         undone = ours
         self.writer.may_tell = False
+        await self._start_services(limit / 2)  # what is left of the time is the API's
 
         def build(node: NodeView) -> NodeChange | None:
             nonlocal reported, undone
@@ -465,7 +503,8 @@ class Executor:
             reported = undo.left_alone
             return replace(undo.change, annotations={**undo.change.annotations, STATUS: self.status_on_restore})
 
-        await self.writer.write(build, "putting the node back", limit)
+        left = max(1.0, began + limit - self.clock.now()) if limit else 0.0
+        await self.writer.write(build, "putting the node back", left)
         for sentence in reported:
             self.progress.warn("left as it is", what=sentence)
         node = await self.writer.read(max(1.0, began + limit - self.clock.now()) if limit else 0.0)

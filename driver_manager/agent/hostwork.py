@@ -1,6 +1,6 @@
 """The steps that change the host, and the wait until nobody holds it."""
 
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Final, assert_never
 
@@ -11,6 +11,7 @@ from driver_manager.config import Settings, limit_words
 from driver_manager.core.modules import unload_order, used_modules
 from driver_manager.core.plan import AwaitNetworkDriver, ProveFree, RemoveFiles, RemovePidFile, UnbindVfio, UnloadModule, Unmount
 from driver_manager.core.report import Blocker, Waiting, holder_blockers
+from driver_manager.core.services import host_uses, pids_to_terminate, start_order
 from driver_manager.core.snapshot import HolderScan, HostView, MountView
 from driver_manager.errors import DeadlineExceeded, DeviceInUse, HostError, ModuleInUse, MountBusy, StartOver
 from driver_manager.ports import Clock, Host
@@ -21,6 +22,11 @@ HOLDER_POLL: Final = 5.0
 """Seconds between two looks for holders: one can let go and live on."""
 DRAIN_AFTER: Final = 2.0
 """Seconds that processes of evicted pods get to end before a drain of the whole node is thought of."""
+SERVICE_TIMEOUT: Final = 120.0
+"""Seconds for a unit to stop or start: more than systemd's own limit, which is 90 s by default."""
+HOLDER_HINT: Final = (
+    "end these processes, or the units or pods they belong to; HOST_SERVICES=UNIT=stop stops a unit and starts it again at the end"
+)
 FIRST_RETRY: Final = 0.05
 LONGEST_RETRY: Final = 1.0
 """Seconds between two tries to unload a busy module, doubling."""
@@ -31,6 +37,7 @@ class HostWork:
 
     def __init__(self, host: Host, clock: Clock, settings: Settings, progress: Progress) -> None:
         self._host, self._clock, self._settings, self._progress = host, clock, settings, progress
+        self._terminated: set[int] = set()
 
     async def do(self, step: RemoveFiles | UnloadModule | Unmount | UnbindVfio | RemovePidFile | AwaitNetworkDriver | ProveFree) -> None:
         """Does one step."""
@@ -69,7 +76,7 @@ class HostWork:
         modules: tuple[str, ...],
         pod_names: dict[str, str],
         drain: Callable[[HolderScan], Awaitable[None]] | None,
-        has_newcomers: Callable[[], bool],
+        has_newcomers: Callable[[HolderScan], bool],
     ) -> None:
         """Waits until nothing holds a GPU, or somebody has come who has to be freed of it first.
 
@@ -77,7 +84,8 @@ class HostWork:
             modules: to be unloaded.
             pod_names: pod uid -> `namespace/name`, of pods that are or were there.
             drain: what to do, once, when something still holds a GPU after a while; None to only wait.
-            has_newcomers: whether new pods use the driver; then this ends, and the look that follows makes them another round.
+            has_newcomers: whether new pods use the driver, or services that can be stopped hold it; then this ends, and the look that
+                follows makes them another round.
 
         Raises:
             DeadlineExceeded: naming who holds it.
@@ -85,8 +93,9 @@ class HostWork:
         limit, began = self._settings.holder_timeout, self._clock.now()
         while True:
             scan, host = await together(self._host.holders(), self._host.look())
-            if self.is_released(host, scan, modules) or has_newcomers():
+            if self.is_released(host, scan, modules) or has_newcomers(scan):
                 return
+            await self._terminate(scan)
             waited = self._clock.now() - began
             blockers = holder_blockers(scan, used_modules(host.modules, modules), pod_names)
             sentence = f"waiting until nothing holds a GPU ({limit_words(limit)})"
@@ -96,10 +105,50 @@ class HostWork:
                 drain, began = None, self._clock.now()
                 continue
             if limit and waited >= limit:
-                raise DeadlineExceeded(_names(blockers), waited, hint="end these processes, or the units or pods they belong to")
+                raise DeadlineExceeded(_names(blockers), waited, hint=HOLDER_HINT)
             pause = min(HOLDER_POLL, DRAIN_AFTER) if drain is not None else HOLDER_POLL
             pids = [each.pid for each in scan.holders]
             await self._host.wait_for_change(pids, min(pause, limit - waited) if limit else pause)
+
+    async def _terminate(self, scan: HolderScan) -> None:
+        """Asks processes of the host to end, each once, where HOST_PROCESSES says so."""
+        uses = host_uses(scan.holders, self._settings.host_services, self._settings.host_processes)
+        for pid in pids_to_terminate(uses):
+            if pid not in self._terminated:
+                self._terminated.add(pid)
+                words = next(use.words for use in uses if use.holder.pid == pid)
+                self._progress.warn("a process of the host is asked to end", what=words, setting="HOST_PROCESSES")
+                await finished(self._host.terminate(pid))
+
+    # Services -------------------------------------------------------------------------------------------------------
+
+    async def stop_services(self, units: Collection[str]) -> None:
+        """Stops units, one after the other.
+
+        Raises:
+            ServiceFailed: naming the one that was not stopped.
+        """
+        for unit in units:
+            self._progress.tell("stopping a service of the host", unit=unit)
+            await finished(self._host.stop_service(unit, SERVICE_TIMEOUT))
+
+    async def start_services(self, units: Collection[str], limit: float) -> None:
+        """Starts those of the units that are not active. One that does not start is told and left: the driver it needs may be gone.
+
+        Args:
+            units: that were active before.
+            limit: seconds for all together; 0 is no limit.
+        """
+        until = self._clock.now() + (limit or SERVICE_TIMEOUT * len(units))
+        active: Mapping[str, bool] = {}
+        with suppress(HostError):
+            active = await self._host.services(tuple(units))
+        for unit in start_order(unit for unit in units if not active.get(unit)):
+            self._progress.tell("starting a service of the host again", unit=unit)
+            try:
+                await finished(self._host.start_service(unit, max(1.0, min(SERVICE_TIMEOUT, until - self._clock.now()))))
+            except HostError as error:
+                self._progress.warn("a service that was stopped does not start", unit=unit, error=error.message, hint=error.hint)
 
     # Modules and mounts ---------------------------------------------------------------------------------------------
 

@@ -9,9 +9,10 @@ from driver_manager.core.hostdriver import SMI_TIMEOUT, needs_smi
 from driver_manager.core.needs import in_words
 from driver_manager.core.plan import Path, Plan
 from driver_manager.core.planner import needed_permissions, plan_uninstall
-from driver_manager.core.seen import Snapshot
+from driver_manager.core.seen import Snapshot, host_uses_of
+from driver_manager.core.services import units_to_stop
 from driver_manager.core.snapshot import ClaimView, DaemonSetView, HolderScan, HostView, NodeView, Permissions, PodList
-from driver_manager.errors import ConfigError, Forbidden, NotFound
+from driver_manager.errors import ConfigError, Forbidden, HostError, NotFound
 from driver_manager.ports import Clock, Cluster, Host
 
 
@@ -97,8 +98,19 @@ class Observer:
             self._runtime_handlers = await self._handlers(seen, permissions)
             handlers = self._runtime_handlers
             seen = replace(seen, daemon_set=daemon_set, permissions=permissions, claims=claims, runtime_handlers=handlers)
+            seen = await self._with_services(seen)
             plan = plan_uninstall(seen, self._settings)
         return seen, plan
+
+    async def _with_services(self, seen: Snapshot) -> Snapshot:
+        """The same with the state of the units that would be stopped, so that what cannot be done is known before the first write."""
+        units = units_to_stop(host_uses_of(seen, self._settings))
+        if not units:
+            return seen
+        try:
+            return replace(seen, services=await self._host.services(units))
+        except HostError as error:
+            return replace(seen, services_trouble=error.message)
 
     async def _handlers(self, seen: Snapshot, permissions: Permissions) -> Mapping[str, str] | None:
         """The handlers of runtime classes, if a pod has one and they may be listed; the stock role may not."""

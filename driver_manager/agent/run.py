@@ -225,7 +225,8 @@ class Agent:
                 await executor.do(step)
             if isinstance(step, BeginUnload):  # the host may have changed since the plan was made
                 after = [each for each in steps if isinstance(each, UnmarkHostDriver | RestoreNode)]
-                steps = deque((*unload_steps(executor.seen, self.settings), *after))
+                services = executor.record.services if executor.record is not None else ()
+                steps = deque((*unload_steps(executor.seen, self.settings, services), *after))
 
     async def _done(self, plan: Plan) -> Outcome:
         """Nothing is left to do; a status of an earlier failure goes now (decision 11)."""

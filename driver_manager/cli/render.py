@@ -56,8 +56,9 @@ def plan(seen: Snapshot, plan: Plan, output: str) -> None:
         console.print(_verdict_table("Pods on the node", plan.verdicts))
     if plan.drain_verdicts:
         console.print(_verdict_table("If something still holds the driver, the node is drained (ENABLE_AUTO_DRAIN)", plan.drain_verdicts))
+    done = {use.holder.pid: f": {use.sentence} ({use.setting})" for use in plan.host_uses}
     for each in _holders(seen):
-        console.print(_holder_line(each))
+        console.print(_holder_line(each) + done.get(each["pid"], ""))
     for refusal in plan.refusals:
         console.print(f"  [bold red]refused[/]: {refusal}")
     if plan.refusals and plan.hint:

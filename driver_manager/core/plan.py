@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from driver_manager.core.consumers import Verdict
 from driver_manager.core.record import Record
+from driver_manager.core.services import HostUse
 from driver_manager.core.snapshot import MountView, PodView
 from driver_manager.errors import Exit
 
@@ -102,6 +103,20 @@ class PauseLast:
 
 
 @dataclass(frozen=True, slots=True)
+class StopServices:
+    """Stop units of the host that hold a GPU; the record on the node holds them already."""
+
+    units: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StartServices:
+    """Start what was stopped, before the last look: one that loads the driver again must not go unseen."""
+
+    units: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class AwaitReleased:
     """Wait until no process has a GPU device open and no module has users of its own."""
 
@@ -186,6 +201,8 @@ Step = (
     | FreePods
     | ProveNoClaims
     | PauseLast
+    | StopServices
+    | StartServices
     | AwaitReleased
     | LookAgain
     | BeginUnload
@@ -212,6 +229,8 @@ class Plan:
     verdicts: tuple[Verdict, ...] = ()
     drain_verdicts: tuple[Verdict, ...] = ()
     """What a drain of the whole node would do, where it is switched on."""
+    host_uses: tuple[HostUse, ...] = ()
+    """What is done about the host's own processes that hold a GPU."""
     notes: tuple[str, ...] = ()
     """What a person should know besides."""
     refusals: tuple[str, ...] = ()
@@ -248,6 +267,10 @@ def describe(step: Step) -> str:
         case PauseLast(labels=labels, evict=evict):
             what = [*(f"pause {key}" for key in labels), *(f"evict {pod.ref}" for pod in evict)]
             return f"{' and '.join(what)}, and wait until it is gone"
+        case StopServices(units):
+            return f"stop {', '.join(units)}"
+        case StartServices(units):
+            return f"start {', '.join(units)} again"
         case AwaitReleased():
             return "wait until no process holds a GPU"
         case LookAgain():

@@ -33,7 +33,9 @@ from driver_manager.core.plan import (
     RemoveFiles,
     RemovePidFile,
     RestoreNode,
+    StartServices,
     Step,
+    StopServices,
     TryEvictions,
     UnbindVfio,
     UnloadModule,
@@ -43,7 +45,8 @@ from driver_manager.core.plan import (
 )
 from driver_manager.core.record import Phase, Record, find_record, merged
 from driver_manager.core.rounds import pods_ending, pods_to
-from driver_manager.core.seen import Snapshot, choose_keep_off_of, labels_of, other_drivers, pod_policy
+from driver_manager.core.seen import Snapshot, choose_keep_off_of, host_uses_of, labels_of, other_drivers, pod_policy
+from driver_manager.core.services import HostAction, HostUse, start_order, units_to_stop
 from driver_manager.core.snapshot import HostView, NodeView, Unloading
 from driver_manager.core.vfio import holder_words, on_vfio, vfio_holders
 from driver_manager.errors import Exit, Refused
@@ -255,9 +258,10 @@ def _plan_full(seen: Snapshot, settings: Settings, record: Record | None, unmark
         verdicts=decided,
         drain_verdicts=drained,
         notes=(*_full_notes(seen, labels, keep_off), *_drain_notes(drained)),
+        host_uses=host_uses_of(seen, settings),
     )
-    if refused := [each for each in decided if each.action in (Action.REFUSE, Action.PARK)]:
-        return _refusal_of_pods(common, refused)
+    if (refusal := _refusal_of_users(common, seen)) is not None:
+        return refusal
     if waits := _waits(seen, decided):
         return replace(common, path=Path.WAIT, steps=waits)
     wants_cordon = not settings.no_cluster and not seen.is_policy_owned and (settings.enable_gpu_pod_eviction or settings.enable_auto_drain)
@@ -266,14 +270,21 @@ def _plan_full(seen: Snapshot, settings: Settings, record: Record | None, unmark
         replace(
             _new_record(seen, labels=labels.all, is_cordoned=wants_cordon and not seen.node.unschedulable),
             taint=keep_off.taint,
+            services=tuple(unit for unit in units_to_stop(common.host_uses) if seen.services.get(unit, True)),
         ),
     )
-    steps = (*_full_steps(settings, made, labels, decided, order.modules), *unload_steps(seen, settings), *unmark, RestoreNode())
-    return replace(common, steps=steps)
+    stopped = units_to_stop(common.host_uses)
+    freeing = _full_steps(settings, made, labels, decided, order.modules, stopped)
+    return replace(common, steps=(*freeing, *unload_steps(seen, settings, made.services), *unmark, RestoreNode()))
 
 
 def _full_steps(
-    settings: Settings, record: Record, labels: LabelsToPause, decided: Sequence[Verdict], modules: tuple[str, ...]
+    settings: Settings,
+    record: Record,
+    labels: LabelsToPause,
+    decided: Sequence[Verdict],
+    modules: tuple[str, ...],
+    units: tuple[str, ...],
 ) -> tuple[Step, ...]:
     """From the first question to the moment when nobody uses the driver."""
     last = [each for each in decided if each.is_last]
@@ -286,13 +297,14 @@ def _full_steps(
         PauseNode(record, labels.first),
         *(() if settings.no_cluster else (free,)),
         *((ProveNoClaims(), pause_last) if labels.last or last else ()),
+        *((StopServices(units),) if units else ()),
         AwaitReleased(modules),
         LookAgain(),
         BeginUnload(),
     )
 
 
-def unload_steps(seen: Snapshot, settings: Settings) -> tuple[Step, ...]:
+def unload_steps(seen: Snapshot, settings: Settings, services: tuple[str, ...] = ()) -> tuple[Step, ...]:
     """What is done to the host once nobody uses the driver; made anew from the last look right before the first of them.
 
     Raises:
@@ -310,6 +322,7 @@ def unload_steps(seen: Snapshot, settings: Settings) -> tuple[Step, ...]:
         *((UnloadModule(NOUVEAU),) if NOUVEAU in host.modules else ()),
         *unbind_steps(seen, settings),
         *_network_driver(host, settings),
+        *((StartServices(start_order(services)),) if services else ()),
         ProveFree(with_modules=True, is_closed=True),
     )
 
@@ -327,11 +340,25 @@ def _drain_notes(drained: Sequence[Verdict]) -> tuple[str, ...]:
     return tuple(f"a drain of the node would leave pod {each.pod.ref}, which {each.sentence} ({each.setting})" for each in refused)
 
 
-def _refusal_of_pods(plan: Plan, refused: Sequence[Verdict]) -> Plan:
-    lines = tuple(f"pod {each.pod.ref} {each.sentence} ({each.reason}; {each.setting})" for each in refused)
-    hint = "; ".join(dict.fromkeys(each.setting for each in refused))
-    because = f"{counted(refused)} using the driver may not be moved"
-    return replace(plan, path=Path.REFUSED, because=because, refusals=lines, hint=hint, ends_with=Exit.REFUSED)
+def _refusal_of_users(plan: Plan, seen: Snapshot) -> Plan | None:
+    """The refusal that names every user of the driver who may not be moved; None where there is none."""
+    pods = [each for each in plan.verdicts if each.action in (Action.REFUSE, Action.PARK)]
+    left = [
+        each for each in plan.host_uses if each.action is HostAction.REPORT or (each.action is HostAction.STOP and seen.services_trouble)
+    ]
+    if not pods and not left:
+        return None
+    lines = [f"pod {each.pod.ref} {each.sentence} ({each.reason}; {each.setting})" for each in pods]
+    lines += [f"{each.words}; {_why_left(each, seen)} ({each.setting})" for each in left]
+    hint = "; ".join(dict.fromkeys([each.setting for each in pods] + [each.setting for each in left]))
+    who = [counted(pods)] if pods else []
+    who += [f"{len(left)} process{'' if len(left) == 1 else 'es'} of the host"] if left else []
+    because = f"{' and '.join(who)} using the driver may not be moved"
+    return replace(plan, path=Path.REFUSED, because=because, refusals=tuple(lines), hint=hint, ends_with=Exit.REFUSED)
+
+
+def _why_left(use: HostUse, seen: Snapshot) -> str:
+    return use.sentence if use.action is HostAction.REPORT else f"its unit cannot be stopped: {seen.services_trouble}"
 
 
 def _waits(seen: Snapshot, decided: Sequence[Verdict]) -> tuple[Step, ...]:

@@ -5,6 +5,7 @@ It is written in the same patch that makes the changes, and goes in the same pat
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -16,6 +17,8 @@ from driver_manager.names import KEEP_CORDON, PAUSED, RECORD, TAINT_VALUE_PREFIX
 
 VERSION: Final = 1
 MAX_BYTES: Final = 16 * 1024
+UNIT: Final = re.compile(r"[A-Za-z0-9:_.@\\][-A-Za-z0-9:_.@\\]{0,246}\.service")
+"""What may be a unit's name: https://www.freedesktop.org/software/systemd/man/systemd.unit.html"""
 
 
 class Phase(StrEnum):
@@ -43,6 +46,8 @@ class Record:
     is_cordoned: bool = False
     """Whether this run made the node unschedulable."""
     taint: Taint | None = None
+    services: tuple[str, ...] = ()
+    """Units of the host that were active and are stopped, or are going to be: written down before that (decision 8)."""
 
 
 class BadRecord(ValueError):
@@ -69,6 +74,8 @@ def encode(record: Record) -> str:
         body["pod"] = {"namespace": record.pod.namespace, "name": record.pod.pod_name, "uid": record.pod.pod_uid}
     if record.taint is not None:
         body["taint"] = {"key": record.taint.key, "value": record.taint.value, "effect": record.taint.effect}
+    if record.services:
+        body["services"] = list(record.services)
     text = json.dumps(body, separators=(",", ":"))
     if len(text.encode()) > MAX_BYTES:
         raise InvariantBroken(f"the record of the node would be {len(text.encode())} bytes, more than {MAX_BYTES}")
@@ -94,6 +101,9 @@ def decode(text: str) -> Record:
     labels = _required(body, "labels", dict)
     if not all(isinstance(key, str) and isinstance(value, str) for key, value in labels.items()):
         raise BadRecord("its labels are not all text")
+    services = _optional(body, "services", list) or []
+    if not all(isinstance(unit, str) and UNIT.fullmatch(unit) for unit in services):
+        raise BadRecord(f"its services are {services!r}"[:200])
     phase = _required(body, "phase", str)
     if phase not in list(Phase):
         raise BadRecord(f"its phase is {phase!r}")
@@ -107,6 +117,7 @@ def decode(text: str) -> Record:
         labels=labels,
         is_cordoned=_required(body, "cordoned", bool),
         taint=Taint(*(_required(taint, key, str) for key in ("key", "value", "effect"))) if taint else None,
+        services=tuple(services),
     )
 
 
@@ -263,6 +274,7 @@ def merged(old: Record | None, new: Record) -> Record:
         labels={**old.labels, **new.labels},
         is_cordoned=old.is_cordoned or new.is_cordoned,
         taint=new.taint,
+        services=tuple(dict.fromkeys((*old.services, *new.services))),
     )
 
 

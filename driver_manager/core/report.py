@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from driver_manager.core.consumers import Verdict
 from driver_manager.core.plan import Plan, describe
+from driver_manager.core.services import HostUse
 from driver_manager.core.snapshot import Holder, HolderScan, PodView
 
 MAX_STATUS_BYTES: Final = 2 * 1024
@@ -111,11 +112,24 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "onFailure": [{"step": type(step).__name__, "description": describe(step)} for step in plan.on_failure],
         "verdicts": [verdict_document(each) for each in plan.verdicts],
         "drainVerdicts": [verdict_document(each) for each in plan.drain_verdicts],
+        "hostUses": [_host_use_document(each) for each in plan.host_uses],
         "evictions": sum(each.action == "evict" for each in plan.verdicts),
         "refusals": list(plan.refusals),
         "notes": list(plan.notes),
         "hint": plan.hint,
         "exitCode": int(plan.ends_with),
+    }
+
+
+def _host_use_document(use: HostUse) -> dict[str, Any]:
+    return {
+        "pid": use.holder.pid,
+        "command": use.holder.command,
+        "devices": list(use.holder.devices),
+        "unit": use.unit or use.holder.unit or "",
+        "action": str(use.action),
+        "sentence": use.sentence,
+        "setting": use.setting,
     }
 
 

@@ -8,6 +8,7 @@ from driver_manager.core.consumers import PodPolicy, labels_of_consumers, labels
 from driver_manager.core.keepoff import KeepOff, choose_keep_off
 from driver_manager.core.labels import LabelsToPause, labels_to_pause
 from driver_manager.core.record import Record
+from driver_manager.core.services import HostUse, host_uses
 from driver_manager.core.snapshot import (
     ClaimView,
     DaemonSetView,
@@ -43,6 +44,10 @@ class Snapshot:
     """RuntimeClass name -> handler; None where they may not be listed."""
     host_smi_version: str | None = None
     """What the host's own nvidia-smi said, where it had to be asked."""
+    services: Mapping[str, bool] = field(default_factory=dict)
+    """Unit -> whether it is active, of the units that are to be stopped."""
+    services_trouble: str = ""
+    """Why the units could not be asked for."""
     run: str = ""
     started: str = ""
 
@@ -81,6 +86,11 @@ class Snapshot:
 def use_context(seen: Snapshot, settings: Settings) -> UseContext:
     """What shows whether the pods of a look use the driver."""
     return UseContext(settings=settings, runtime_handlers=seen.runtime_handlers, claims=seen.claims, holders=seen.holders_by_pod)
+
+
+def host_uses_of(seen: Snapshot, settings: Settings) -> tuple[HostUse, ...]:
+    """What is done about the host's own processes that hold a GPU."""
+    return host_uses(seen.holders.holders, settings.host_services, settings.host_processes)
 
 
 def labels_of(seen: Snapshot, settings: Settings, record: Record | None) -> LabelsToPause:

@@ -217,7 +217,7 @@ async def readable(descriptor: int, timeout: float) -> bool:
 
 
 def _run(argv: Sequence[str], timeout: float) -> Finished | None:
-    environment = {"PATH": f"{_FOREIGN_PATH}:{os.environ.get('PATH', '')}", "LC_ALL": "C"}
+    environment = {"PATH": f"{_FOREIGN_PATH}:{os.environ.get('PATH', '')}", "LC_ALL": "C", "SYSTEMD_IGNORE_CHROOT": "1"}
     try:
         process = subprocess.Popen(
             list(argv),

@@ -10,8 +10,9 @@ import errno
 import mmap
 import os
 import re
+import signal
 import struct
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,7 @@ from driver_manager.host.look import look, module_view, mounts, own_pid, unloadi
 from driver_manager.host.parsing import is_at_or_below
 from driver_manager.host.paths import Roots, machine_roots, tree_roots
 from driver_manager.host.scan import gpu_probe, others, scan, users_below
+from driver_manager.host.services import Services
 from driver_manager.host.threads import in_thread
 from driver_manager.host.tree import TreeCalls
 from driver_manager.host.vfio import Vfio, module_root
@@ -87,6 +89,7 @@ class LinuxHost:
         self._roots = roots
         self._calls = calls
         self._clock = clock
+        self._services = Services(calls, self._into_host())
 
     async def look(self) -> HostView:
         """Reads modules, mounts, files and PCI devices."""
@@ -136,8 +139,7 @@ class LinuxHost:
 
     async def host_driver_version(self, timeout: float) -> str | None:
         """What the host's own nvidia-smi says, run in the host's root."""
-        is_inside = self._roots.is_tree or self._roots.host == Path("/")
-        argv = _NVIDIA_SMI if is_inside else ("chroot", str(self._roots.host), *_NVIDIA_SMI)
+        argv = (*self._into_host(), *_NVIDIA_SMI)
         try:
             finished = await self._calls.run(argv, timeout)
         except (TimeoutError, OSError):
@@ -146,6 +148,11 @@ class LinuxHost:
             return None
         first = finished.output.strip().partition("\n")[0].strip()
         return first if _VERSION.fullmatch(first) else None
+
+    def _into_host(self) -> tuple[str, ...]:
+        """The words that run a command in the host's root."""
+        is_inside = self._roots.is_tree or self._roots.host == Path("/")
+        return () if is_inside else ("chroot", str(self._roots.host))
 
     def lock(self, timeout: float) -> AbstractAsyncContextManager[None]:
         """Holds the node's lock."""
@@ -240,6 +247,27 @@ class LinuxHost:
 
     def _own(self, path: str) -> Path:
         return self._roots.own / path.lstrip("/")
+
+    async def services(self, units: Sequence[str]) -> Mapping[str, bool]:
+        """Which systemd units are active."""
+        return await self._services.active(units)
+
+    async def stop_service(self, unit: str, timeout: float) -> None:
+        """Stops a unit and returns when it has ended."""
+        await self._services.stop(unit, timeout)
+
+    async def start_service(self, unit: str, timeout: float) -> None:
+        """Starts a unit and returns when systemd calls it started."""
+        await self._services.start(unit, timeout)
+
+    async def terminate(self, pid: int) -> None:
+        """Asks a process to end; one that has ended is fine."""
+        try:
+            await self._calls.kill(pid, signal.SIGTERM)
+        except ProcessLookupError:
+            return
+        except OSError as error:
+            raise error_of("kill", error.errno or 0, str(pid)) from error
 
     # Waiting ---------------------------------------------------------------------------------------------------------
 

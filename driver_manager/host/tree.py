@@ -23,6 +23,7 @@ from driver_manager.host.parsing import DELETED, MountLine, is_at_or_below, is_p
 from driver_manager.host.paths import names_in, resolve_in, text_of
 from driver_manager.host.threads import in_thread
 from driver_manager.host.treepci import TreePci
+from driver_manager.host.treeunits import TreeUnits
 
 T = TypeVar("T")
 
@@ -39,6 +40,7 @@ class TreeCalls:
         self._tree = tree
         self._faults = Faults(tree)
         self._pci = TreePci(tree)
+        self._units = TreeUnits(tree)
 
     async def delete_module(self, name: str, flags: int, timeout: float) -> None:
         """Unloads a module if a kernel would."""
@@ -61,14 +63,19 @@ class TreeCalls:
         await self._make("kill", [pid, number], lambda: self._kill(pid, number), 10.0)
 
     async def run(self, argv: Sequence[str], timeout: float) -> Finished | None:
-        """Answers for nvidia-smi and modprobe from their files; no other program exists on a tree."""
+        """Answers for nvidia-smi, modprobe and systemctl from their files; no other program exists on a tree."""
         program = argv[2] if argv[0] == "chroot" else argv[0]
         if program.endswith("nvidia-smi") and text_of(self._tree / NVIDIA_SMI) is not None:
             act = self._nvidia_smi
         elif program == "modprobe" and text_of(self._tree / MODPROBE) is not None:
             act = partial(self._modprobe, argv[-1])
+        elif program == "systemctl":
+            act = partial(self._units.systemctl, argv[argv.index(program) + 1 :])
         else:
             return None
+        return await self._execve(argv, act, timeout)
+
+    async def _execve(self, argv: Sequence[str], act: Callable[[], Finished], timeout: float) -> Finished:
         try:
             return await self._make("execve", list(argv), act, timeout)
         except DeviceStuck:

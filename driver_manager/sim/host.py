@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from driver_manager import names
 from driver_manager.core.snapshot import HolderScan, HostView, MountView
-from driver_manager.errors import HostError, InvariantBroken, LockHeld
+from driver_manager.errors import HostError, InvariantBroken, LockHeld, ServiceFailed
 from driver_manager.sim.faults import Hung, Life, When
 from driver_manager.sim.machine import DRIVER_ROOT, Machine
 
@@ -126,6 +126,48 @@ class SimHost:
             return not self.machine.has_pid_lock and self.machine.remove_file("/" + names.PID_FILE)
 
         return await self._write("remove_pid_file", {}, remove)
+
+    async def services(self, units: Sequence[str]) -> Mapping[str, bool]:
+        """Which systemd units are active."""
+        await self._read("services")
+        self._need_systemd()
+        return {unit: self.machine.is_unit_active(unit) for unit in units}
+
+    async def stop_service(self, unit: str, timeout: float) -> None:
+        """Stops a unit."""
+        await self._service("stop", unit, timeout)
+
+    async def start_service(self, unit: str, timeout: float) -> None:
+        """Starts a unit."""
+        await self._service("start", unit, timeout)
+
+    async def _service(self, verb: str, unit: str, timeout: float) -> None:
+        self._need_systemd()
+        known = self.machine.units.get(unit)
+        seconds = 0.0 if known is None else known.stop_seconds if verb == "stop" else known.start_seconds
+        done = "stopped" if verb == "stop" else "started"
+
+        def late() -> HostError:
+            return ServiceFailed(f"the unit {unit} was not {done}: not within {timeout:g} s")
+
+        act = self.machine.stop_unit if verb == "stop" else self.machine.start_unit
+        await self._write(
+            f"{verb}_service",
+            {"unit": unit},
+            lambda: act(unit),
+            seconds=seconds,
+            timeout=timeout,
+            stuck=late,
+            hangs=seconds > timeout,
+        )
+
+    def _need_systemd(self) -> None:
+        if not self.machine.has_systemd:
+            raise HostError("the host's systemd cannot be asked: there is no systemctl")
+
+    async def terminate(self, pid: int) -> None:
+        """Asks a process to end."""
+        await self._write("terminate", {"pid": pid}, lambda: self.machine.terminate(pid))
 
     async def wait_for_change(self, pids: Sequence[int], timeout: float) -> None:
         """Returns when one of the processes has ended, else after the timeout."""

@@ -23,7 +23,7 @@ from driver_manager.core.snapshot import (
     PciDevice,
     Unloading,
 )
-from driver_manager.errors import DeviceInUse, DeviceStuck, HostError, ModuleInUse, MountBusy
+from driver_manager.errors import DeviceInUse, DeviceStuck, HostError, ModuleInUse, MountBusy, ServiceFailed
 from driver_manager.sim.objects import Pod
 from driver_manager.sim.store import Signal
 
@@ -81,6 +81,21 @@ class Process:
     is_readable: bool = True
 
 
+@dataclass(slots=True, kw_only=True)
+class Unit:
+    """A systemd unit; its processes are those that name it."""
+
+    command: str
+    devices: tuple[str, ...] = ()
+    is_active: bool = True
+    starts: int = 0
+    """How often it was started."""
+    fails: str = ""
+    """`stop` or `start`: what systemd refuses."""
+    stop_seconds: float = 0.3
+    start_seconds: float = 0.1
+
+
 @dataclass(frozen=True, slots=True)
 class HostCall:
     """A call that changed the machine, or tried to."""
@@ -110,6 +125,9 @@ class Machine:
         self.modules: dict[str, Module] = {}
         self.mounts: list[Mount] = []
         self.processes: dict[int, Process] = {}
+        self.units: dict[str, Unit] = {}
+        """By name, with `.service`."""
+        self.has_systemd = True
         self.files: dict[str, str] = {}
         """Content by absolute path."""
         self.has_pid_lock = False
@@ -170,6 +188,12 @@ class Machine:
         self.changed.set()
         return process
 
+    def add_unit(self, name: str, command: str, devices: tuple[str, ...] = ()) -> Unit:
+        """A service of the host, which runs and, if it has devices, holds the driver."""
+        made = self.units[name] = Unit(command=command, devices=devices)
+        self.add_process(command, devices, unit=name)
+        return made
+
     def end_process(self, pid: int) -> None:
         """Ends one."""
         if self.processes.pop(pid, None) is not None:
@@ -197,6 +221,9 @@ class Machine:
         self.modules.clear()
         self.mounts.clear()
         self.processes.clear()
+        for name, unit in self.units.items():
+            unit.is_active = True
+            self.add_process(unit.command, unit=name)
         self.files = {path: text for path, text in self.files.items() if not path.startswith("/run/")}
         self.has_pid_lock = False
         self.lock_holder = None
@@ -298,6 +325,47 @@ class Machine:
             raise ModuleInUse(f"module {name} is in use (use count {count}{by})", errno_name="EAGAIN")
         del self.modules[name]
         self.note("delete_module", name, "0")
+
+    def is_unit_active(self, name: str) -> bool:
+        """Whether systemd calls a unit active: one that nobody added is so as long as it has processes."""
+        unit = self.units.get(name)
+        return unit.is_active if unit is not None else any(one.unit == name for one in self.processes.values())
+
+    def stop_unit(self, name: str) -> None:
+        """Stops a unit as systemctl does.
+
+        Raises:
+            ServiceFailed.
+        """
+        unit = self.units.setdefault(name, Unit(command=name.removesuffix(".service")))
+        if unit.fails == "stop":
+            self.note("systemctl stop", name, "1")
+            raise ServiceFailed(f"the unit {name} was not stopped: systemctl ended with 1")
+        unit.is_active = False
+        for process in [one for one in self.processes.values() if one.unit == name]:
+            self.end_process(process.pid)
+        self.note("systemctl stop", name, "0")
+
+    def start_unit(self, name: str) -> None:
+        """Starts a unit as systemctl does; its process opens its devices where the driver is there.
+
+        Raises:
+            ServiceFailed.
+        """
+        unit = self.units.setdefault(name, Unit(command=name.removesuffix(".service")))
+        if unit.fails == "start":
+            self.note("systemctl start", name, "1")
+            raise ServiceFailed(f"the unit {name} was not started: systemctl ended with 1")
+        if not unit.is_active:
+            unit.is_active = True
+            unit.starts += 1
+            self.add_process(unit.command, unit.devices if "nvidia" in self.modules else (), unit=name)
+        self.note("systemctl start", name, "0")
+
+    def terminate(self, pid: int) -> None:
+        """kill(2) with SIGTERM."""
+        self.note("kill", str(pid), "0" if pid in self.processes else "ESRCH")
+        self.end_process(pid)
 
     def top_mount(self, target: str) -> Mount | None:
         """What is mounted there now."""

@@ -53,13 +53,13 @@ def test_n31_a_host_process_is_named_on_the_node() -> None:
     """N29, N31: a daemon of the host that holds a device stands in the status by pid, name, device and unit while it is waited for."""
 
     async def story(stage: Stage) -> None:
-        process = stage.world.machine(NODE).add_process("nvidia-persiste", ("/dev/nvidia0",), unit="nvidia-persistenced.service")
+        process = stage.world.machine(NODE).add_process("train-service", ("/dev/nvidia0",), unit="train.service")
         seen: list[str] = []
         stage.later(14.0, lambda: seen.append(str(stage.status)))
         stage.later(20.0, lambda: stage.world.machine(NODE).end_process(process.pid))
         run = await stage.run()
         assert run.code == 0
-        for word in (str(process.pid), "nvidia-persiste", "/dev/nvidia0", "nvidia-persistenced.service"):
+        for word in (str(process.pid), "train-service", "/dev/nvidia0", "train.service"):
             assert word in seen[0]
         assert 20.0 < stage.now < 21.0, "the end of the process is noticed at once, not at the next look"
         assert names.STATUS not in stage.world.node(NODE).annotations

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from driver_manager.config import OPTIONS, Given, Option, Settings, duration_words, effective_settings, parse_bool, parse_duration
 from driver_manager.core.selectors import Selector
+from driver_manager.core.services import HostAction
 from driver_manager.errors import ConfigError, Exit
 
 BY_FIELD = {option.field: option for option in OPTIONS}
@@ -24,6 +25,8 @@ BAD: dict[str, str] = {
     "policy_owned_consumers": "evict",
     "unload_also": "a b",
     "host_driver": "take",
+    "host_services": "gdm",
+    "host_processes": "kill",
     "busy_mounts": "maybe",
     "log_format": "xml",
     "log_level": "loud",
@@ -136,6 +139,13 @@ def good_values(option: Option) -> tuple[str, str, Any, Any]:
         "hidden_consumers": ("refuse", "ignore", "refuse", "ignore"),
         "policy_owned_consumers": ("wait", "refuse", "wait", "refuse"),
         "unload_also": ("a-b, c", "d", ("a_b", "c"), ("d",)),
+        "host_services": (
+            "gdm=stop, a.service=wait",
+            "b=report",
+            (("gdm", HostAction.STOP), ("a.service", HostAction.WAIT)),
+            (("b", HostAction.REPORT),),
+        ),
+        "host_processes": ("refuse", "terminate", "refuse", "terminate"),
         "host_driver": ("unload", "keep", "unload", "keep"),
         "busy_mounts": ("refuse", "detach", "refuse", "detach"),
         "log_format": ("json", "text", "json", "text"),

@@ -238,9 +238,9 @@ def test_auto_drain(busy_node: StockNode) -> None:
 
 def test_process_that_never_lets_go(busy_node: StockNode) -> None:
     """R1, R8: a process that keeps a GPU is named with its unit, the wait ends at its limit with 75, nothing is unloaded."""
-    busy_node.tree.process(4242, fds=["/dev/nvidia0"], cgroup="0::/system.slice/nvidia-persistenced.service\n", comm="nvidia-persiste")
+    busy_node.tree.process(4242, fds=["/dev/nvidia0"], cgroup="0::/system.slice/train.service\n", comm="train")
     before = busy_node.surface()
     ended = busy_node.run(HOLDER_TIMEOUT="3s").require(75)
-    assert ended.said("4242", "nvidia-persiste", "nvidia-persistenced.service")
+    assert ended.said("4242", "train", "train.service")
     busy_node.wait_surface(before)
     assert busy_node.tree.calls() == []
