@@ -4,13 +4,16 @@ import math
 from collections.abc import Callable
 from typing import Final
 
-from driver_manager.names import MIRROR
+from driver_manager.core.uses import is_dra_plugin
+from driver_manager.names import DRA_DRIVERS, MIRROR
 from driver_manager.sim.machine import Machine
 from driver_manager.sim.objects import Node, Phase, Pod
 from driver_manager.sim.store import Store
 
 MIRROR_BACK: Final = 1.0
 """Seconds until a static pod's mirror is made again."""
+CLAIMS_AGAIN: Final = 1.0
+"""Seconds until the DRA plugin is asked again for devices, or to take them back."""
 
 
 class Kubelets:
@@ -23,6 +26,8 @@ class Kubelets:
         self._begun: dict[str, bool] = {}
         self._ending: dict[str, float] = {}
         self._held: dict[str, list[Callable[[], None]]] = {}
+        self._prepared: dict[str, bool] = {}
+        """Uids of pods whose claims the DRA plugin has served and not taken back."""
         store.pod_listeners.append(self.pod_changed)
 
     def pod_changed(self, pod: Pod) -> None:
@@ -39,7 +44,7 @@ class Kubelets:
             self._begun[pod.uid] = True
             if pod.spec.start_seconds == math.inf:
                 return
-            self._do(pod, self.store.latencies.start + pod.spec.start_seconds, lambda: self.start(pod))
+            self._do(pod, self.store.latencies.start + pod.spec.start_seconds, lambda: self._prepare(pod))
 
     def set_down(self, node: Node, is_down: bool) -> None:
         """Stops or wakes the kubelet of a node; what came due meanwhile is done then."""
@@ -48,11 +53,30 @@ class Kubelets:
             for what in self._held.pop(node.name, []):
                 what()
 
+    def _prepare(self, pod: Pod) -> None:
+        """Starts the containers once the plugin has served the pod's claims."""
+        if pod.is_gone or pod.marked_at is not None:
+            return
+        if self._needs_plugin(pod) and not self._has_plugin(pod):
+            self._do(pod, CLAIMS_AGAIN, lambda: self._prepare(pod))
+        else:
+            self.start(pod)
+
+    def _needs_plugin(self, pod: Pod) -> bool:
+        found = [self.store.claims.get((pod.namespace, name)) for name in pod.spec.claims]
+        return any(claim is not None and claim.drivers & DRA_DRIVERS for claim in found)
+
+    def _has_plugin(self, pod: Pod) -> bool:
+        there = self.store.pods_bound_to(pod.node_name or "")
+        return any(one.phase is Phase.RUNNING and is_dra_plugin(one.view()) for one in there)
+
     def start(self, pod: Pod) -> None:
         """The containers run."""
         if pod.is_gone or pod.marked_at is not None:
             return
         self._begun[pod.uid] = True
+        if self._needs_plugin(pod):
+            self._prepared[pod.uid] = True
         pod.phase, pod.is_ready = Phase.RUNNING, pod.spec.is_ready
         machine = self.machines.get(pod.node_name or "")
         if machine is not None:
@@ -91,6 +115,11 @@ class Kubelets:
     def _remove(self, pod: Pod) -> None:
         if pod.is_gone:
             return
+        if pod.uid in self._prepared:  # a pod is only gone when its devices are given back, and the plugin alone takes them
+            if not self._has_plugin(pod):
+                self._do(pod, CLAIMS_AGAIN, lambda: self._remove(pod))
+                return
+            del self._prepared[pod.uid]
         if pod.finalizers:
             pod.deletion_grace = 0
             self.store.pod_written(pod)

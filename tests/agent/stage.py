@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from driver_manager import names
@@ -22,6 +22,12 @@ from driver_manager.sim.world import AgentLife, NodeSurface, World
 
 DRA_APP = "nvidia-dra-driver-kubelet-plugin"
 DRA_LABEL = names.DEPLOY_PREFIX + "dra-driver"
+DRA_NAMESPACE = "nvidia-dra-driver"
+PLUGIN = PodSpec(
+    host_paths=("/var/lib/kubelet/plugins_registry", "/var/lib/kubelet/plugins"), container_names=frozenset({"compute-domains", "gpus"}),
+    stop_seconds=0.4, devices=("/dev/nvidiactl",), command="gpu-kubelet-plugin",
+)  # fmt: skip
+"""A DRA plugin as the standalone chart has it: nothing of the operator's marks it."""
 
 
 def small_world(seed: int = 0, *, gpu_pods: int = 2, operands: int = 3, tolerates_us: bool = False) -> Scenario:
@@ -33,9 +39,18 @@ def with_dra(scenario: Scenario) -> Scenario:
     """The same with a DRA plugin."""
     world = scenario.world
     world.edit_node(NODE, labels={DRA_LABEL: "true"})
-    spec = PodSpec(labels={"app": DRA_APP}, node_selector={DRA_LABEL: "true"}, stop_seconds=0.4, devices=("/dev/nvidiactl",))
-    world.add_daemon_set("dra-plugin", spec, namespace="nvidia-dra-driver")
+    spec = replace(PLUGIN, labels={"app": DRA_APP}, node_selector={DRA_LABEL: "true"})
+    world.add_daemon_set("dra-plugin", spec, namespace=DRA_NAMESPACE)
     return scenario
+
+
+def claim_holder(
+    world: World, name: str, *, is_admin: bool = False, driver: str = names.GPU_DRA_DRIVER, owner: Owner | None = None, **spec: Any
+) -> Pod:
+    """A pod with a claim of its own name, of a StatefulSet by default."""
+    world.add_claim(name, drivers=frozenset({driver}), is_admin=is_admin)
+    made = PodSpec(**{"claims": (name,), "stop_seconds": 1.0, "devices": ("/dev/nvidia7",), **spec})
+    return world.add_pod(name, made, node=NODE, owner=owner or Owner("StatefulSet", "db", "uid-db"))
 
 
 def gpu_pod(world: World, name: str, spec: PodSpec | None = None, *, namespace: str = "default", owner: Owner | None = None) -> Pod:
