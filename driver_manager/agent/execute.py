@@ -113,8 +113,6 @@ class Executor:
         """Labels paused so far."""
         self.has_paused_last = False
         """Whether the DRA plugin has been told to go: from then on no claim can be given back."""
-        self._names: dict[str, str] = {}
-        """Pod uid -> `namespace/name` of every pod that was ever seen in this run."""
         self.has_put_on_again = False
         self.is_marking = False
         """Whether this run says on the node that the host owns the driver, or is about to."""
@@ -330,21 +328,26 @@ class Executor:
         assert self.record is not None
         if self._units_to_stop(scan):
             return True
-        seen = replace(self.seen, node=self.writer.node, pods=tuple(self.tracker.present.values()))
+        seen = replace(self.seen, node=self.writer.node, pods=tuple(self.tracker.present.values()), holders=scan)
         return plan_round(seen, self.settings, self.record).needs_action
 
     def _may_drain(self) -> bool:
         return self.settings.enable_auto_drain and self.writer.node.annotations.get(UPGRADE_ENABLED) != "true"
 
     def _pod_names(self) -> dict[str, str]:
-        there = {pod.uid: pod for pod in self.observer.pods.items} | self.tracker.present
-        self._names |= {pod.annotations.get(MIRROR_HASH, uid): pod.ref for uid, pod in there.items()}
-        return {uid: name if uid in self.tracker.present else f"{name}, which is gone from the API" for uid, name in self._names.items()}
+        there = {pod.annotations.get(MIRROR_HASH, uid) for uid, pod in self.tracker.present.items()}
+        return {uid: name if uid in there else f"{name}, which is gone from the API" for uid, name in self.tracker.names.items()}
 
     async def _drain(self, scan: HolderScan) -> None:
-        """Evicts what a drain of the whole node takes, if that can help: the fallback that ENABLE_AUTO_DRAIN asks for."""
+        """Evicts what a drain of the whole node takes, if that can help: the fallback that ENABLE_AUTO_DRAIN asks for.
+
+        Raises:
+            Unsettled: one of them holds a claim, and the plugin that it needs to end has gone (specification 8).
+        """
         assert self.record is not None
-        seen = replace(self.seen, node=self.writer.node, pods=tuple(self.tracker.present.values()))
+        self.seen = seen = await self._look()
+        self.tracker.update(self.observer.pods)
+        self._accept(seen.node)
         policy = pod_policy(seen, self.settings, LabelsToPause(first=self.record.labels), KeepOff(self.record.taint, ""))
         decided = [drain_verdict(pod, policy) for pod in seen.pods]
         for each in decided:
@@ -355,6 +358,7 @@ class Executor:
         if not any(each.pod_uid in movable or (each.pod_uid is None and each.unit is None) for each in scan.holders):
             self.progress.tell("no drain: nobody who holds a GPU would go")
             return
+        self._demand_plugin_for(evict)
         self.progress.tell("draining the whole node", pods=len(evict))
         await self.evictor.try_all(evict)
         await self._free((*evict, *pods_ending(decided)), pods_to(Action.AWAIT, decided))
@@ -438,15 +442,17 @@ class Executor:
         await self.writer.write(self._as_recorded, "putting on again what was taken off", WRITE_TIMEOUT)
 
     async def _another_round(self, found: Round, modules: tuple[str, ...]) -> None:
-        stuck = [pod for pod in found.pods if driver_claims(pod, use_context(self.seen, self.settings))]
-        if self.has_paused_last and stuck:
-            raise Unsettled(
-                f"{named(tuple(stuck))} came with a claim after the DRA plugin had gone, and needs it to end", hint=NEWCOMERS_HINT
-            )
+        self._demand_plugin_for(found.pods)
         await self._free_round(found)
         if units := self._units_to_stop(self.seen.holders):
             await self._stop_services(units)
         await self._await_released(modules)
+
+    def _demand_plugin_for(self, pods: Sequence[PodView]) -> None:
+        """Sees to it that none of these pods needs a DRA plugin that has gone already: it would never end."""
+        stuck = tuple(pod for pod in pods if driver_claims(pod, use_context(self.seen, self.settings)))
+        if self.has_paused_last and stuck:
+            raise Unsettled(f"{named(stuck)} came with a claim after the DRA plugin had gone, and needs it to end", hint=NEWCOMERS_HINT)
 
     async def _free_round(self, found: Round) -> None:
         """Frees the node of those that a look in mid-run found."""

@@ -23,6 +23,7 @@ from driver_manager.errors import (
     Terminating,
     Unreachable,
 )
+from driver_manager.names import MIRROR_HASH
 from driver_manager.ports import Clock, Cluster
 
 EVACUATION: Final = "evacuation"
@@ -46,6 +47,9 @@ class PodTracker:
     def __init__(self, cluster: Cluster, node_name: str, since: PodList) -> None:
         self._cluster, self._node_name, self._since = cluster, node_name, since
         self.present = {pod.uid: pod for pod in since.items}
+        self.names: dict[str, str] = {}
+        """Uid, as processes show it -> `namespace/name` of every pod that was ever seen, those that are gone included."""
+        self._remember(since.items)
         self._gone: set[str] = set()
         """Uids that were seen to leave: they never come back, whatever an older list says."""
         self._waiting: set[asyncio.Future[None]] = set()
@@ -68,6 +72,7 @@ class PodTracker:
                 self._gone.add(change.pod.uid)
             else:
                 self.present[change.pod.uid] = change.pod
+                self._remember((change.pod,))
             self._tell()
 
     def update(self, pods: PodList) -> None:
@@ -78,7 +83,11 @@ class PodTracker:
         for pod in pods.items:
             if pod.uid not in self._gone and (pod.uid not in self.present or pod.is_terminating):
                 self.present[pod.uid] = pod
+        self._remember(pods.items)
         self._tell()
+
+    def _remember(self, pods: Iterable[PodView]) -> None:
+        self.names |= {pod.annotations.get(MIRROR_HASH, pod.uid): pod.ref for pod in pods}
 
     async def refresh(self) -> None:
         """Lists the pods once more."""
