@@ -18,8 +18,8 @@ Test = Callable[..., Any]
 def runs_in(fixture: str) -> Callable[[Test], Test]:
     """Makes a function without parameters a test that runs in a fresh guest.
 
-    Here it becomes a test that asks the guest of a fixture to run it; in the guest it is what it was. It may be a coroutine. What it asserts
-    comes back with the values of its names.
+    Here it becomes a test that asks the guest of a fixture to run it; in the guest it is what it was. It may be a coroutine. What it
+    asserts comes back with the values of its names.
     """
 
     def decorate(test: Test) -> Test:

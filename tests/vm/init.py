@@ -1,5 +1,5 @@
 #!/opt/venv/bin/python3
-"""The first process of the guest: mounts the usual filesystems, imports what tests need once, then does what it is asked over a serial line.
+"""The first process of the guest: mounts the usual filesystems, imports what tests need, then does what it is asked over a serial line.
 
 One JSON object a line, each way. {"argv": [...]} runs a program; {"call": [module, function], "with": {...}} runs a function of a module in
 a fork of this process, which has everything imported already (importing takes seconds here, a fork milliseconds); {"end": true} powers off.

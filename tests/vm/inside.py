@@ -1,4 +1,7 @@
-"""For code in the guest: modules, mounts, processes that hold things. Raw calls give 0 or the errno's name, so that a test can say what it saw."""
+"""For code in the guest: modules, mounts, processes that hold things.
+
+Raw calls give 0 or the errno's name, so that a test can say what it saw.
+"""
 
 from __future__ import annotations
 
@@ -112,7 +115,7 @@ def write(path: str, text: str) -> Answer:
 
 
 def mount(source: str, target: str, kind: str | None = None, flags: int = 0) -> Answer:
-    """mount(2); makes the target."""
+    """Mounts with mount(2); makes the target."""
     Path(target).mkdir(parents=True, exist_ok=True)
     return answer(libc.mount(source.encode(), target.encode(), kind.encode() if kind else None, ctypes.c_ulong(flags), None))
 

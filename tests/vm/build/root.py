@@ -2,8 +2,8 @@
 
 usage: root.py ENVIRONMENT BUSYBOX FOLDER
 
-The interpreter keeps its path, so both Debian's and one of pyenv work; the packages lie in /opt/venv, which `tests/vm/layer.py` installs the
-project into at boot. Nothing is downloaded here.
+The interpreter keeps its path, so both Debian's and one of pyenv work; the packages lie in /opt/venv, which `tests/vm/layer.py` installs
+the project into at boot. Nothing is downloaded here.
 """
 
 from __future__ import annotations
