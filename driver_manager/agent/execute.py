@@ -279,7 +279,7 @@ class Executor:
                 self.progress.wait(waiting)
                 if work.done():
                     work.result()
-                self.evictor.check_limit(left)
+                self.evictor.check_limit()
                 await self.tracker.next_change(self.clock, min(1.0, self.evictor.time_left() + 0.001))
             await work
         finally:

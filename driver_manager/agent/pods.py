@@ -129,6 +129,7 @@ class Evictor:
         self._cluster, self._clock, self._tracker, self._progress = cluster, clock, tracker, progress
         self._limit = limit
         self._began: float | None = None
+        self._wanted: tuple[PodView, ...] = ()
         self.asked: tuple[PodView, ...] = ()
         """The pods that were asked for without changing anything."""
         self.blocked: dict[str, EvictionBlocked] = {}
@@ -171,6 +172,9 @@ class Evictor:
 
     async def evict_all(self, pods: Sequence[PodView]) -> None:
         """Evicts all pods: first those that were refused, so that nobody goes in vain; returns when all are accepted."""
+        self._wanted = tuple(pods)
+        if pods and self._began is None:
+            self._began = self._clock.now()
         refused = [pod for pod in pods if pod.uid in self.blocked]
         others = [pod for pod in pods if pod.uid not in self.blocked]
         await each_of(self._evict(pod, FIRST_RETRY) for pod in refused)
@@ -229,11 +233,8 @@ class Evictor:
             return float("inf")
         return max(0.0, self._began + self._limit - self._clock.now())
 
-    def check_limit(self, left: Sequence[PodView] = ()) -> None:
+    def check_limit(self) -> None:
         """Ends the run when the deadline is over.
-
-        Args:
-            left: pods that were let go and are still there.
 
         Raises:
             DeadlineExceeded: naming the pods that are still there, and the budgets.
@@ -241,9 +242,9 @@ class Evictor:
         if self.time_left() > 0:
             return
         assert self._began is not None
-        stuck = [self._tracker.present[uid] for uid in self.blocked if uid in self._tracker.present]
+        left = self._tracker.among(self._wanted)
         raise DeadlineExceeded(
-            "; ".join(self.why(pod) for pod in stuck or left) or "the pods to be evicted",
+            "; ".join(self.why(pod) for pod in left) or "the pods to be evicted",
             self._clock.now() - self._began,
             hint="free the budget (more replicas, or a smaller minAvailable), delete the pod, or raise DRAIN_TIMEOUT_SECONDS",
         )

@@ -197,6 +197,6 @@ def test_exporter_that_nothing_keeps_off(node: StockNode, users: GpuUsers, toler
     assert node.eviction_tries(mark) == node.eviction_tries(mark, dry=True) == []
     assert node.writes(mark) in ([], ["patch nodes"])
     assert node.surface() == before
-    assert node.annotation(STATUS)["reason"] == "Refused"
+    assert node.annotation(STATUS)["reason"] == "refused"
     assert node.uids("exporter") | node.uids("train") == kept
     assert node.tree.calls() == []

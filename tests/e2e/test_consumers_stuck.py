@@ -17,7 +17,8 @@ LAUNCHER: Object = {"kubevirt.io": "virt-launcher", "vm.kubevirt.io/name": "wind
 VFIO = "nvidia.com/GA102GL_A10"
 PREFIXES = f"nvidia.com/gpu,{VFIO}"
 INTERCEPTOR = 'admission webhook "virt-launcher-eviction-interceptor.kubevirt.io"'
-WEBHOOK = f"{INTERCEPTOR} denied the request: Eviction triggered evacuation of VMI windows"
+WEBHOOK = f"{INTERCEPTOR} denied the request: VMI windows is not live-migratable"
+EVACUATION = f"{INTERCEPTOR} denied the request: Eviction triggered evacuation of VMI windows"
 HELD = "held-by-process"
 
 
@@ -72,7 +73,7 @@ def test_stuck_pods_are_left(node: StockNode, users: GpuUsers) -> None:
     """N10, R6: by default pods that do not end are named when the limit is over, and nothing is deleted by force."""
     stuck, held, guarded = add_stuck(node, users)
     before, mark = node.surface(), node.cp.audit_mark()
-    ended = node.run(OPERAND_TIMEOUT="3s").require(75)
+    ended = node.run(OPERAND_TIMEOUT="3s", DRAIN_TIMEOUT_SECONDS="3s").require(75)
     assert_untouched(node, before)
     assert ended.said(stuck, held)
     assert node.evicted(mark) == []
@@ -150,6 +151,16 @@ def test_webhook_that_knows_no_dry_run(node: StockNode, machine: str, api_proxy:
     assert_names_the_machine(ended, machine)
     assert_untouched(node, before)
     assert node.uids(machine)
+
+
+def test_machine_that_is_moved_away(node: StockNode, machine: str, api_proxy: ApiProxy) -> None:
+    """N12: the webhook refuses the eviction of a machine that it moves away; that is waited for, not taken for a no."""
+    api_proxy.on("create", r"/eviction", times=2).answer(429, status_of(429, EVACUATION))
+    before = node.surface()
+    ended = node.run(proxy=api_proxy, GPU_RESOURCE_PREFIXES=PREFIXES).require(0)
+    assert ended.said(machine, "evacuation")
+    node.wait_surface(before)
+    assert not node.uids(machine)
 
 
 def test_machine_that_moves(node: StockNode, machine: str) -> None:

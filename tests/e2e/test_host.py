@@ -264,7 +264,7 @@ def test_told_to_end_by_its_own_mark(busy_node: StockNode, api_proxy: ApiProxy) 
     run = busy_node.start("uninstall_driver", proxy=api_proxy)
     patch.wait_hit()
     busy_node.cp.wait_for(
-        lambda: not busy_node.driver_pods() or "deletionTimestamp" in busy_node.driver_pods()[0]["metadata"], "the driver pod to go"
+        lambda: all("deletionTimestamp" in pod["metadata"] for pod in busy_node.driver_pods()), "the driver pod to be on its way"
     )
     run.terminate()
     api_proxy.clear()

@@ -329,7 +329,7 @@ class ControlPlane:
                 if not line.endswith(b"\n"):
                     return
                 event = json.loads(line)
-                if event["auditID"] in seen or (user is not None and event["user"]["username"] != user):
+                if event["auditID"] in seen or (user is not None and event.get("user", {}).get("username", "") != user):
                     continue  # a watch has two events: ResponseStarted, and ResponseComplete when it ends
                 seen.add(event["auditID"])
                 yield event
@@ -341,7 +341,7 @@ class ControlPlane:
             ref = event.get("objectRef") or {}
             what = "/".join(filter(None, (ref.get("resource"), ref.get("subresource"))))
             what = what or event["requestURI"].partition("?")[0]
-            counts[event["user"]["username"], event["verb"], what, event.get("responseStatus", {}).get("code", 0)] += 1
+            counts[event.get("user", {}).get("username", ""), event["verb"], what, event.get("responseStatus", {}).get("code", 0)] += 1
         return counts
 
     # Inside -----------------------------------------------------------------------------------------------------------
