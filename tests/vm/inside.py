@@ -115,7 +115,7 @@ def write(path: str, text: str) -> Answer:
 
 
 def mount(source: str, target: str, kind: str | None = None, flags: int = 0) -> Answer:
-    """Mounts with mount(2); makes the target."""
+    """Makes the target and mounts there, by the system call."""
     Path(target).mkdir(parents=True, exist_ok=True)
     return answer(libc.mount(source.encode(), target.encode(), kind.encode() if kind else None, ctypes.c_ulong(flags), None))
 
