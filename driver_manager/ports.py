@@ -141,7 +141,7 @@ class Host(Protocol):
         """Holds the node's lock, so that one run at a time changes the node; freed by any end of the process.
 
         Raises:
-            LockHeld: for `timeout` seconds another process has it; the message names it.
+            LockHeld: for `timeout` seconds (0: without limit) another process has it; the message names it.
         """
         ...
 

@@ -50,7 +50,7 @@ class SimHost:
     async def _locked(self, timeout: float) -> AsyncIterator[None]:
         await self._life.gate("host", "lock", {"timeout": timeout})
         me = f"process {10_000 + self._life.number} (driver-manager)"
-        deadline = asyncio.get_running_loop().time() + timeout
+        deadline = asyncio.get_running_loop().time() + (timeout or float("inf"))
         while self.machine.lock_holder is not None:
             rest = deadline - asyncio.get_running_loop().time()
             if rest <= 0:
