@@ -1,12 +1,13 @@
 """The worlds in which runs are killed and stopped at every boundary."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from driver_manager import names
 from driver_manager.core.snapshot import Taint
 from driver_manager.sim.objects import PodSpec
 from driver_manager.sim.scenarios import NODE, Scenario, stock_world
-from tests.agent.stage import small_world, with_dra
+from tests.agent.stage import DRA_NAMESPACE, PLUGIN, claim_holder, small_world, with_dra
 
 
 def plain() -> Scenario:
@@ -49,5 +50,27 @@ def nothing_loaded() -> Scenario:
     return scenario
 
 
-QUICK: list[Callable[[], Scenario]] = [dra, cordoned, guarded, nothing_loaded]
+def claims() -> Scenario:
+    """A DRA plugin that is installed standalone, and holders of claims: for use, and for administration by a DaemonSet."""
+    scenario = small_world(gpu_pods=1, operands=1)
+    world = scenario.world
+    world.add_daemon_set("dra-plugin", PLUGIN, namespace=DRA_NAMESPACE)
+    claim_holder(world, "user-0")
+    world.add_claim("watch", namespace="monitoring", is_admin=True)
+    world.add_daemon_set("watcher", PodSpec(claims=("watch",), stop_seconds=0.3), namespace="monitoring")
+    return scenario
+
+
+def exporters() -> Scenario:
+    """Two DaemonSets that use the driver: one is kept off by the taint, one leaves with a label of its own."""
+    scenario = small_world(gpu_pods=1, operands=1, tolerates_us=True)
+    world, label = scenario.world, names.DEPLOY_PREFIX + "my-exporter"
+    world.edit_node(NODE, labels={label: "yes"})
+    spec = PodSpec(annotations={names.GPU_CLIENT: "true"}, devices=("/dev/nvidiactl",), stop_seconds=0.5)
+    world.add_daemon_set("exporter", spec, namespace="monitoring")
+    world.add_daemon_set("labelled", replace(spec, node_selector={label: "yes"}), namespace="monitoring")
+    return scenario
+
+
+QUICK: list[Callable[[], Scenario]] = [dra, cordoned, guarded, nothing_loaded, claims, exporters]
 DEEP: list[Callable[[], Scenario]] = [*QUICK, plain, stock]
