@@ -23,6 +23,8 @@ from driver_manager.sim.world import AgentLife, NodeSurface, World
 DRA_APP = "nvidia-dra-driver-kubelet-plugin"
 DRA_LABEL = names.DEPLOY_PREFIX + "dra-driver"
 DRA_NAMESPACE = "nvidia-dra-driver"
+LONGEST = 20_000.0
+"""Seconds of virtual time that a story may take."""
 PLUGIN = PodSpec(
     host_paths=("/var/lib/kubelet/plugins_registry", "/var/lib/kubelet/plugins"), container_names=frozenset({"compute-domains", "gpus"}),
     stop_seconds=0.4, devices=("/dev/nvidiactl",), command="gpu-kubelet-plugin",
@@ -190,7 +192,8 @@ def play(story: Callable[[Stage], Coroutine[Any, Any, None]], scenario: Scenario
     async def told() -> Stage:
         chosen = scenario or small_world()
         stage = Stage(chosen, chosen.world.surface(NODE), given)
-        await story(stage)
+        async with asyncio.timeout(LONGEST):  # a deadlock is an error, not a test that never ends
+            await story(stage)
         return stage
 
     return run_virtual(told())
