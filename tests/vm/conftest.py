@@ -3,61 +3,40 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.vm.layer import ROOT, project_layer
-from tests.vm.machine import Guest, Hardware, State, joined
-
-SPOOFED = ("insmod", "/modules/nvspoof.ko", "slots=00:05.0,00:05.1,00:06.0")
+from tests.vm.boot import NoGuests, prepared_parts, project_initrd, saved_guest
+from tests.vm.machine import Guest, State
 
 
 @pytest.fixture(scope="session")
 def vm_parts() -> Path:
-    """The folder with what scripts/prepare-vm made. Where it cannot: skipped, or an error when CI=true."""
-    prepared = subprocess.run([ROOT / "scripts/prepare-vm"], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
-    if prepared.returncode:
-        reason = f"no virtual machine can be made here: {prepared.stderr.strip()}"
+    """What scripts/prepare-vm makes. Where it cannot: skipped, or an error when CI=true."""
+    try:
+        return prepared_parts()
+    except NoGuests as error:
         if os.environ.get("CI") == "true":
-            pytest.fail(reason, pytrace=False)
-        pytest.skip(reason)
-    return Path(prepared.stdout.strip())
+            pytest.fail(str(error), pytrace=False)
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")
-def vm_initrd(vm_parts: Path) -> Iterator[Path]:
-    """The guest's root with this tree's wheel installed."""
+def guest_state(vm_parts: Path) -> Iterator[State]:
+    """The state that tests start from."""
     with tempfile.TemporaryDirectory(prefix="dm-vm-initrd-") as folder:
-        initrd = Path(folder) / "initrd.cpio"
-        joined([vm_parts / "root.cpio", vm_parts / "modules.cpio", project_layer(Path(folder))], initrd)
-        yield initrd
-
-
-def booted(parts: Path, initrd: Path, imports: str, **hardware: object) -> State:
-    """Boots a guest with the emulated cards spoofed, and saves it."""
-    made = Hardware(parts / "vmlinux", initrd, options=f"intel_iommu=on vmtest.import={imports}", **hardware)  # type: ignore[arg-type]
-    with Guest(made) as guest:
-        spoofed = guest.run(*SPOOFED)
-        assert spoofed.code == 0, spoofed.err
-        return guest.save()
-
-
-@pytest.fixture(scope="session")
-def plain_state(vm_parts: Path, vm_initrd: Path) -> Iterator[State]:
-    """The state that most tests start from. Nothing in it knows of Kubernetes: that would take seconds to import."""
-    state = booted(vm_parts, vm_initrd, "tests.vm.inside")
-    yield state
-    state.forget()
+        state = saved_guest(vm_parts, project_initrd(vm_parts, Path(folder)))
+        yield state
+        state.forget()
 
 
 @pytest.fixture
-def guest(plain_state: State) -> Iterator[Guest]:
-    """A fresh guest."""
-    with Guest.of(plain_state) as guest:
+def guest(guest_state: State) -> Iterator[Guest]:
+    """A fresh guest: nothing of the driver loaded."""
+    with Guest.of(guest_state) as guest:
         yield guest
 
 

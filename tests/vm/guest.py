@@ -15,6 +15,16 @@ LIMIT_SECONDS = 60
 Test = Callable[..., Any]
 
 
+def vm(test: Test) -> Test:
+    """Marks a test that uses a guest from outside."""
+    if IN_GUEST:
+        return test
+    import pytest
+
+    marked: Test = pytest.mark.vm(pytest.mark.timeout(300)(test))  # it may be the first, which boots
+    return marked
+
+
 def runs_in(fixture: str) -> Callable[[Test], Test]:
     """Makes a function without parameters a test that runs in a fresh guest.
 
@@ -25,7 +35,6 @@ def runs_in(fixture: str) -> Callable[[Test], Test]:
     def decorate(test: Test) -> Test:
         if IN_GUEST:
             return test
-        import pytest
 
         def run(**fixtures: Any) -> None:
             fixtures[fixture].call(test.__module__, test.__name__, timeout=LIMIT_SECONDS)
@@ -34,8 +43,7 @@ def runs_in(fixture: str) -> Callable[[Test], Test]:
         run.__dict__.pop("__wrapped__")  # its signature counts for pytest, and that it is no coroutine
         parameter = inspect.Parameter(fixture, inspect.Parameter.KEYWORD_ONLY)
         run.__dict__["__signature__"] = inspect.Signature([parameter])
-        marked: Test = pytest.mark.vm(pytest.mark.timeout(300)(run))  # it may be the first, which boots
-        return marked
+        return vm(run)
 
     return decorate
 

@@ -86,6 +86,11 @@ def loaded() -> set[str]:
     return names & {name.replace("-", "_") for name in (*DRIVER, "acme-monitor", "slowmod")}
 
 
+def left() -> tuple[list[str], list[str]]:
+    """The modules and mounts of the driver that are there now."""
+    return sorted(loaded()), targets()
+
+
 def refcount(module: str) -> int:
     """The module's use count."""
     return int(read(f"/sys/module/{module}/refcnt"))

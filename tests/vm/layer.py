@@ -27,7 +27,9 @@ def project_layer(folder: Path) -> Path:
         _, _, rest = script.read_text().partition("\n")
         script.write_text(f"#!{GUEST_PYTHON}\n{rest}")
     tests = tree / "opt/tests/tests"
-    shutil.copytree(ROOT / "tests/vm", tests / "vm", ignore=shutil.ignore_patterns("modules", "build", "conftest.py", "__pycache__"))
+    shutil.copytree(
+        ROOT / "tests/vm", tests / "vm", ignore=shutil.ignore_patterns("modules", "build", "conftest.py", "boot.py", "__pycache__")
+    )
     shutil.copy(ROOT / "tests/__init__.py", tests)
     (tree / "init").write_bytes((ROOT / "tests/vm/init.py").read_bytes())
     (tree / "init").chmod(0o755)

@@ -1,0 +1,45 @@
+"""Makes and boots guests, for the fixtures and for benchmarks."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from tests.vm.layer import ROOT, project_layer
+from tests.vm.machine import Guest, Hardware, State, joined
+
+IMPORTS = ("tests.vm.inside", "driver_manager.cli.commands")
+"""What a guest imports before it is saved. Nothing of it knows Kubernetes: that would take seconds."""
+_SPOOFED = ("insmod", "/modules/nvspoof.ko", "slots=00:05.0,00:05.1,00:06.0")
+
+
+class NoGuests(Exception):
+    """No virtual machine can be made on this machine; the message says what is missing."""
+
+
+def prepared_parts() -> Path:
+    """The folder with what scripts/prepare-vm makes.
+
+    Raises:
+        NoGuests: it could not.
+    """
+    prepared = subprocess.run([ROOT / "scripts/prepare-vm"], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    if prepared.returncode:
+        raise NoGuests(f"no virtual machine can be made here: {prepared.stderr.strip()}")
+    return Path(prepared.stdout.strip())
+
+
+def project_initrd(parts: Path, folder: Path) -> Path:
+    """The guest's root with this tree's wheel installed."""
+    initrd = folder / "initrd.cpio"
+    joined([parts / "root.cpio", parts / "modules.cpio", project_layer(folder)], initrd)
+    return initrd
+
+
+def saved_guest(parts: Path, initrd: Path) -> State:
+    """Boots a guest whose emulated cards look like NVIDIA's, and saves it."""
+    hardware = Hardware(parts / "vmlinux", initrd, options=f"intel_iommu=on vmtest.import={','.join(IMPORTS)}")
+    with Guest(hardware) as guest:
+        spoofed = guest.run(*_SPOOFED)
+        assert spoofed.code == 0, spoofed.err
+        return guest.save()

@@ -1,0 +1,76 @@
+"""The installed command, ended in the middle or met by another run."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+from tests.vm.command import ALL, assert_free, assert_untouched, command, driver_in_use
+from tests.vm.guest import in_guest
+from tests.vm.inside import DRIVER, DRIVER_ROOT, delete, holding, load, loaded, opened, tmpfs
+
+
+@in_guest
+def test_sigterm_puts_all_back() -> None:
+    """In the middle of a wait: 75, nothing changed, no record."""
+    driver_in_use()
+    with holding(opened()) as pid:
+        done = command("uninstall_driver")
+        done.hear(str(pid))
+        done.kill(signal.SIGTERM)
+        assert_untouched(done, 75)
+
+
+@in_guest
+def test_a_killed_run_is_taken_up_by_the_next() -> None:
+    """SIGKILL in the middle: the lock is free, restore has something to put back or not, and the next run finishes."""
+    driver_in_use()
+    with holding(opened()) as pid:
+        done = command("uninstall_driver")
+        done.hear(str(pid))
+        done.kill()
+        assert done.code() == -signal.SIGKILL
+        restored = command("restore")
+        assert restored.code() == 0, restored.said
+        assert loaded() == ALL
+    assert_free(command("uninstall_driver"))
+
+
+@in_guest
+def test_two_runs_do_not_meet() -> None:
+    """The second waits for the lock and names who holds it."""
+    driver_in_use()
+    with holding(opened()) as pid:
+        first = command("uninstall_driver")
+        first.hear(str(pid))
+        second = command("uninstall_driver", LOCK_TIMEOUT="1s")
+        assert second.code() == 75
+        assert f"pid {first.pid}" in second.said, second.said
+    assert_free(first)
+
+
+@in_guest
+def test_a_killed_removal_in_the_kernel_is_taken_up() -> None:
+    """SIGKILL while the kernel removes a module: it goes on there, and the next run ends well."""
+    load("nvidia", exit_ms=1500)
+    load(*DRIVER[1:])
+    tmpfs(DRIVER_ROOT)
+    done = command("uninstall_driver")
+    while not (loaded() == {"nvidia"} and "Unloading" in read_modules()):
+        time.sleep(0.01)
+    done.kill()
+    assert done.code() == -signal.SIGKILL
+    last = command("uninstall_driver")
+    code = last.code()
+    assert code in (0, 71, 75), last.said
+    if code:
+        assert delete("nvidia") in (0, "EBUSY", "ENOENT")
+        time.sleep(2)
+        last = command("uninstall_driver")
+    assert_free(last)
+
+
+def read_modules() -> str:
+    """The text of /proc/modules."""
+    with open("/proc/modules") as file:  # noqa: PTH123 - read in a tight loop
+        return file.read()
