@@ -20,6 +20,8 @@ Number = tuple[int, int]
 
 _NVIDIA_MAJOR = 195
 """Registered for NVIDIA in Documentation/admin-guide/devices.txt."""
+_NEVER_GPUS = frozenset({1, 2, 3, 4, 5, 7, 13})
+"""Memory, terminals and input, by the same list: most of a machine's nodes, and looked at before every unload."""
 _OWN_DRIVER = re.compile(r"nvidia.*|gdrdrv")
 _OWN_PATH = re.compile(
     r"(?:/.*)?/dev/(?:nvidia(?:\d+|ctl|-uvm|-uvm-tools|-modeset|-nvlink|-nvswitch\w*|-vgpu\w*|-fs\w*)"
@@ -102,13 +104,14 @@ def _node_number(path: str) -> Number | None:
 
 
 def _kernel_names(roots: Roots) -> dict[Number, str]:
-    """DEVNAME of each character device in sysfs."""
+    """DEVNAME of each character device in sysfs that may be a GPU's."""
     found: dict[Number, str] = {}
     for name in names_in(roots.sys / "dev/char"):
         major, _, minor = name.partition(":")
-        if not (major.isdigit() and minor.isdigit()):
+        if not (major.isdigit() and minor.isdigit()) or (int(major) in _NEVER_GPUS and not roots.is_tree):
             continue
-        link = resolve_in(str(roots.own), f"/sys/dev/char/{name}")
+        # Links of a tree are followed inside it; the kernel follows its own, which costs a fifth. A tree's names decide its numbers.
+        link = resolve_in(str(roots.own), f"/sys/dev/char/{name}") if roots.is_tree else f"/sys/dev/char/{name}"
         for line in (text_of(roots.own / f"{link}/uevent".lstrip("/")) or "").splitlines():
             if line.startswith("DEVNAME="):
                 found[int(major), int(minor)] = f"/dev/{line.removeprefix('DEVNAME=').removeprefix('/dev/')}"
