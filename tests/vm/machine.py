@@ -63,7 +63,7 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A saved guest, in a folder of its own."""
+    """A saved guest, in a folder of its own. Kernel and initrd of its hardware are still needed: QEMU reads them at each start."""
 
     hardware: Hardware
     folder: Path
@@ -144,7 +144,8 @@ class Guest:
             *("-chardev", f"socket,id=line,path={self._folder}/line", "-device", "isa-serial,chardev=line"),
             *("-qmp", f"unix:{self._folder}/control"),
             *("-kernel", str(hardware.kernel), "-initrd", str(hardware.initrd)),
-            *("-append", f"console=ttyS0 quiet panic=-1 reboot=t {hardware.options}"),
+            # no_timer_check: on a busy machine the emulated timer may look dead to the kernel's test of it, and it would panic.
+            *("-append", f"console=ttyS0 quiet panic=-1 reboot=t no_timer_check {hardware.options}"),
             *hardware.devices,
             *(("-incoming", "defer") if state else ()),
         ]
