@@ -493,20 +493,22 @@ class Executor:
         began, ours = self.clock.now(), self.record
         reported: tuple[str, ...] = ()
         undone = ours
+        is_sent = False
         self.writer.may_tell = False
         await self._start_services(limit / 2)  # what is left of the time is the API's
 
         def build(node: NodeView) -> NodeChange | None:
-            nonlocal reported, undone
+            nonlocal reported, undone, is_sent
             found = find_record(node).record
             if found is not None and ours is not None and found.run != ours.run and found != self.adopted:
                 raise TakenOver(f"run {found.run} has taken over the node {node.name}")
             undone = found or ours
-            if undone is None or (found is None and not leftovers(undone, node)):  # nothing is left, or somebody was quicker
+            # The record goes in the patch that takes everything back: once that was sent and the record is gone, what is there came later.
+            if undone is None or (found is None and (is_sent or not leftovers(undone, node))):
                 is_told = node.annotations.get(STATUS) == self.status_on_restore
                 return None if is_told else NodeChange(annotations={STATUS: self.status_on_restore})
             undo = undo_record(undone, node)
-            reported = undo.left_alone
+            reported, is_sent = undo.left_alone, True
             return replace(undo.change, annotations={**undo.change.annotations, STATUS: self.status_on_restore})
 
         left = max(1.0, began + limit - self.clock.now()) if limit else 0.0
@@ -514,7 +516,10 @@ class Executor:
         for sentence in reported:
             self.progress.warn("left as it is", what=sentence)
         node = await self.writer.read(max(1.0, began + limit - self.clock.now()) if limit else 0.0)
-        if undone is not None and (still := leftovers(undone, node)):
+        still = leftovers(undone, node) if undone is not None else ()
+        if still and is_sent and find_record(node).record is None:
+            self.progress.warn("somebody has changed the node since it was put back", what=", ".join(still))
+        elif still:
             raise InvariantBroken(f"after putting it back the node still has {', '.join(still)}", hint="run `driver-manager restore`")
         self.record, self.adopted, self.paused = None, None, {}
 

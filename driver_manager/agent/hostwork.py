@@ -108,7 +108,7 @@ class HostWork:
                 raise DeadlineExceeded(_names(blockers), waited, hint=HOLDER_HINT)
             pause = min(HOLDER_POLL, DRAIN_AFTER) if drain is not None else HOLDER_POLL
             pids = [each.pid for each in scan.holders]
-            await self._host.wait_for_change(pids, min(pause, limit - waited) if limit else pause)
+            await self._host.wait_for_change(pids, max(0.001, min(pause, limit - waited)) if limit else pause)
 
     async def _terminate(self, scan: HolderScan) -> None:
         """Asks processes of the host to end, each once, where HOST_PROCESSES says so."""
@@ -243,7 +243,7 @@ class HostWork:
                 raise DeadlineExceeded(f"{which} to be up", waited, hint="look at the network operator's driver pod on this node")
             blockers = (Blocker("network-driver", which, "is not up"),)
             self._progress.wait(Waiting("network-driver", f"waiting for the network driver ({limit_words(limit)})", blockers))
-            await self._host.wait_for_change((), min(2.0, limit - waited) if limit else 2.0)
+            await self._host.wait_for_change((), max(0.001, min(2.0, limit - waited)) if limit else 2.0)
 
 
 def _names(blockers: Collection[Blocker]) -> str:

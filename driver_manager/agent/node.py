@@ -156,7 +156,7 @@ class NodeWriter:
             if timeout and waited >= timeout:
                 raise DeadlineExceeded(f"the API server to take a change of the node ({what}); last: {trouble}", waited)
             if wanted:
-                await self.clock.sleep(min(wanted, timeout - waited) if timeout else wanted)
+                await self.clock.sleep(max(0.001, min(wanted, timeout - waited)) if timeout else wanted)
 
     async def write_status(self, text: str | None) -> None:
         """Sets the status annotation, or takes it away, without touching anything else."""

@@ -195,9 +195,12 @@ class Evictor:
             try:
                 async with self._slots:
                     await self._cluster.evict(pod)
-            except (NotFound, Conflict, Terminating):
+            except Terminating:
                 self.blocked.pop(pod.uid, None)
                 return
+            except (NotFound, Conflict):  # believed when a list says so too
+                await self._listed(pod, self._clock.now())
+                pause = 1.0
             except EvictionBlocked as error:
                 self._note(pod, error)
                 silent_since = None
@@ -207,15 +210,24 @@ class Evictor:
                 silent_since = silent_since or self._clock.now()
                 if self._clock.now() - silent_since > SILENCE:
                     raise
-                pause = max(1.0, error.retry_after)
-                await self._rest(pod, pause)
+                await self._rest(pod, max(1.0, error.retry_after))
+                await self._listed(pod, silent_since)
                 pause = 0.0
-                with suppress(Unreachable):  # the answer alone may have been lost
-                    await self._tracker.refresh()
             else:
                 self.blocked.pop(pod.uid, None)
                 self.accepted.add(pod.uid)
                 return
+
+    async def _listed(self, pod: PodView, silent_since: float) -> None:
+        """Lists the pods, as an answer alone may have been lost: nobody is asked for again before it is known that it was not taken."""
+        while True:
+            try:
+                await self._tracker.refresh()
+                return
+            except Unreachable:
+                if self._clock.now() - silent_since > SILENCE:
+                    raise
+                await self._rest(pod, 1.0)
 
     async def _rest(self, pod: PodView, pause: float) -> None:
         """Waits between two tries, or until the pod is on its way anyhow."""
@@ -334,4 +346,4 @@ async def wait_until_gone(
             names = ", ".join(f"pod {pod.ref}" for pod in left)
             raise DeadlineExceeded(f"{names} to be gone", waited, hint="look why the pod does not end: kubectl describe pod")
         tell(left)
-        await tracker.next_change(clock, min(repeat, limit - waited) if limit else repeat)
+        await tracker.next_change(clock, max(0.001, min(repeat, limit - waited)) if limit else repeat)

@@ -23,6 +23,7 @@ from driver_manager.errors import (
     DeadlineExceeded,
     DriverManagerError,
     Exit,
+    Forbidden,
     Interrupted,
     InvariantBroken,
     NotBuilt,
@@ -278,12 +279,23 @@ class Agent:
         try:
             for step in self._on_failure or (RestoreNode(),):
                 with self.progress.step(step):
-                    await (executor.restore(limit) if isinstance(step, RestoreNode) else executor.do(step))
+                    await (self._restored(executor, limit) if isinstance(step, RestoreNode) else executor.do(step))
         except DriverManagerError as second:
             logger.error("the node could not be put back; its record stays", extra={"error": second.message, "hint": second.hint})  # noqa: TRY400
             hint = f"run `driver-manager restore` on the node; {second.message}"
             return Outcome(error.exit_code, error.message, hint, is_put_back=False)
         return Outcome(error.exit_code, error.message, error.hint)
+
+    async def _restored(self, executor: Executor, limit: float) -> None:
+        """Puts the node back with the reason on it; without it where the server does not take that, for example for lack of room."""
+        try:
+            await executor.restore(limit)
+        except ClusterError as error:
+            if error.transient or isinstance(error, Forbidden):
+                raise
+            logger.warning("the node is put back without a status", extra={"error": error.message})
+            executor.status_on_restore = None
+            await executor.restore(limit)
 
     def _blockers(self) -> tuple[Blocker, ...]:
         executor = self.executor

@@ -15,7 +15,7 @@ import click
 from driver_manager import logs
 from driver_manager.agent.progress import Progress
 from driver_manager.agent.run import Agent, Outcome
-from driver_manager.cli.main import show_error
+from driver_manager.cli.main import ENDING, show_error
 from driver_manager.clock import SystemClock
 from driver_manager.config import OPTIONS, Effective, Settings, duration_words, parse_duration
 from driver_manager.core.selectors import Selector
@@ -99,16 +99,21 @@ async def _connect(settings: Settings, *, is_patient: bool = False) -> Cluster:
 
 
 def _run(work: Callable[[asyncio.Event], Awaitable[Result]]) -> Result:
-    """Runs asynchronous work; SIGTERM and SIGINT set the event from now on."""
+    """Runs asynchronous work; SIGTERM, SIGINT and SIGHUP set the event from now on."""
 
     async def with_signals() -> Result:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
+        for number in ENDING:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as SIGHUP is under nohup
+                loop.add_signal_handler(number, stop.set)
         return await work(stop)
 
-    return asyncio.run(with_signals())
+    try:
+        return asyncio.run(with_signals())
+    finally:
+        for number in ENDING:  # all is done: a second signal must not hide how it ended
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _changing(effective: Effective, what: Callable[[Agent, asyncio.Event], Awaitable[Outcome]]) -> int:

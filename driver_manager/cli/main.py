@@ -4,6 +4,7 @@ Nothing heavy is imported before a command needs it: the agent's start is part o
 moment on, as the program can be the first process of its container.
 """
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -14,6 +15,8 @@ import click
 from driver_manager.cli.arguments import normalised, read_settings, setting_options
 from driver_manager.errors import DriverManagerError, Exit
 
+ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals that end a run with everything put back; SIGHUP is the terminal or the ssh session that went away."""
 _SETTINGS_KEY: Final = "driver-manager.settings"
 
 
@@ -40,8 +43,6 @@ def _command(name: str, *extra: Callable[[Any], Any]) -> Callable[[Callable[...,
         @click.pass_context
         def run(context: click.Context, /, **given: Any) -> None:
             own = {key: given.pop(key) for key in list(given) if key in extra_names}
-            import os
-
             effective = read_settings(context.obj[_SETTINGS_KEY], given, os.environ)
             context.exit(function(effective, **own))
 
@@ -127,6 +128,8 @@ def run(arguments: Sequence[str]) -> int:
         return int(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         return int(Exit.AGAIN)
+    except BrokenPipeError:
+        return int(Exit.DONE)
     except Exception:
         import logging
 
@@ -143,9 +146,27 @@ def show_error(message: str, hint: str = "") -> None:
 
 def main() -> None:
     """The console script."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _die_early)
+    for number in ENDING:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _die_early)
+    _open_streams()
     code = run(sys.argv[1:])
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _flush_streams()
     sys.exit(code)
+
+
+def _open_streams() -> None:
+    """Gives a program that was started without standard output or error somewhere to write to."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115 - for the life of the process
+
+
+def _flush_streams() -> None:
+    """Writes out what is left; nobody who listens, or a full disk, must not change how the program ends."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())

@@ -7,6 +7,7 @@ A driver root that is mounted speaks for a driver container instead. One command
 import json
 from typing import Final
 
+from driver_manager.core.labels import is_label_value
 from driver_manager.core.snapshot import HostView, NodeView
 from driver_manager.names import DEPLOY_DRIVER, HOST_DRIVER, PRE_INSTALLED
 
@@ -47,7 +48,7 @@ def previous_value(annotation: str) -> str | None:
     except (ValueError, RecursionError):
         return None
     previous = body.get("previous") if isinstance(body, dict) else None
-    return previous if isinstance(previous, str) else None
+    return previous if isinstance(previous, str) and is_label_value(previous) else None
 
 
 def unmarked(node: NodeView, previous: str | None) -> dict[str, str | None]:

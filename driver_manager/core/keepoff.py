@@ -37,8 +37,8 @@ def choose_keep_off(
         held: the taint that an earlier run left, by its record: it is taken over if it is tolerated, and dropped otherwise.
     """
     value = TAINT_VALUE_PREFIX + run
-    if held is not None:
-        ours = Taint(held.key, value, held.effect)
+    if held is not None and held.effect == "NoSchedule":
+        ours = Taint(held.key, value)
         if tolerations is None or any(each.tolerates(ours) for each in tolerations):
             return KeepOff(ours, f"the taint {held.key} of an earlier run is taken over")
     taken = {taint.key for taint in node.taints if taint.effect == "NoSchedule"}

@@ -4,11 +4,15 @@ A paused label has NVIDIA's plain token as its value, so that every tool of thei
 Values that upstream's program left behind follow its own rules, table 1.3 of the specification.
 """
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from driver_manager.names import DEPLOY_CLIENT, FOREIGN_PAUSE_PREFIX, PAUSED
 from driver_manager.operands import OPERANDS, Turn
+
+_VALUE: Final = re.compile(r"(?:[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,11 @@ class LabelsToPause:
     def all(self) -> Mapping[str, str]:
         """Both turns together."""
         return {**self.first, **self.last}
+
+
+def is_label_value(text: str) -> bool:
+    """Whether a label can have this value: https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#syntax-and-character-set."""
+    return _VALUE.fullmatch(text) is not None
 
 
 def original_of_paused(value: str) -> str:

@@ -47,9 +47,12 @@ def unload_order(modules: Mapping[str, ModuleView], also: Collection[str] = ()) 
     order: list[str] = []
     unknown: list[str] = []
 
+    visited: set[str] = set()
+
     def visit(name: str) -> None:
-        if name in order or name in unknown:
+        if name in visited:
             return
+        visited.add(name)
         if name not in DRIVER_MODULES and name not in also:
             unknown.append(name)
             return

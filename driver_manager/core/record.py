@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
+from driver_manager.core.labels import is_label_value
 from driver_manager.core.snapshot import Identity, NodeView, Taint
 from driver_manager.errors import InvariantBroken
 from driver_manager.names import KEEP_CORDON, PAUSED, RECORD, TAINT_VALUE_PREFIX
@@ -88,6 +89,8 @@ def decode(text: str) -> Record:
     Raises:
         BadRecord: with what is wrong.
     """
+    if len(text) > MAX_BYTES:
+        raise BadRecord(f"it is {len(text)} characters long, more than {MAX_BYTES}")
     try:
         body = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -99,8 +102,8 @@ def decode(text: str) -> Record:
     pod = _optional(body, "pod", dict) or {}
     taint = _optional(body, "taint", dict)
     labels = _required(body, "labels", dict)
-    if not all(isinstance(key, str) and isinstance(value, str) for key, value in labels.items()):
-        raise BadRecord("its labels are not all text")
+    if not all(isinstance(value, str) and is_label_value(value) and PAUSED not in value for value in labels.values()):
+        raise BadRecord("its labels are not all values that a label can have had before it was paused")
     services = _optional(body, "services", list) or []
     if not all(isinstance(unit, str) and UNIT.fullmatch(unit) for unit in services):
         raise BadRecord(f"its services are {services!r}"[:200])

@@ -261,11 +261,17 @@ def wanted_of_all(bus: Bus, *, switches: bool) -> tuple[Function, ...]:
 
 
 def units_of(bus: Bus, wanted: Sequence[Function]) -> tuple[Unit, ...]:
-    """The wanted functions, those of one IOMMU group together, each with its companions."""
+    """The wanted functions, those of one IOMMU group or with a common companion together; no function is in two units."""
     by_group: dict[str, list[Function]] = {}
     for each in wanted:
         by_group.setdefault(f"group {each.group}" if each.group is not None else each.address, []).append(each)
-    return tuple(Unit(tuple(mains), _companions(bus, mains)) for mains in by_group.values())
+    units: list[Unit] = []
+    for mains in by_group.values():
+        companions = set(_companions(bus, mains))
+        joined = [unit for unit in units if companions & set(unit.companions)]
+        together = (*(main for unit in joined for main in unit.mains), *mains)
+        units = [*(unit for unit in units if unit not in joined), Unit(together, _companions(bus, together))]
+    return tuple(units)
 
 
 def _companions(bus: Bus, mains: Sequence[Function]) -> tuple[Function, ...]:

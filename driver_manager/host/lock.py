@@ -1,9 +1,11 @@
 """The node's lock: one run at a time changes a node. It is an flock, so any end of the process frees it, SIGKILL included."""
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
+import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -25,11 +27,13 @@ async def held(path: Path, timeout: float, clock: Clock) -> AsyncIterator[None]:
     """
     descriptor = await _take(path, timeout, clock)
     try:
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"pid {os.getpid()} since {clock.wall()}\n".encode(), 0)
+        with contextlib.suppress(OSError):  # the name is for people; a full /run must not stop a run
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"pid {os.getpid()} since {clock.wall()}\n".encode(), 0)
         yield
     finally:
-        os.ftruncate(descriptor, 0)
+        with contextlib.suppress(OSError):
+            os.ftruncate(descriptor, 0)
         fcntl.flock(descriptor, fcntl.LOCK_UN)  # by name: a forked child may still have the descriptor
         os.close(descriptor)
 
@@ -61,7 +65,11 @@ async def _take(path: Path, timeout: float, clock: Clock) -> int:
 def _open(path: Path) -> int:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return descriptor
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no ordinary file")
     except OSError as error:
         raise HostError(
             f"the lock file {path} cannot be opened: {error.strerror}",

@@ -5,6 +5,7 @@ In the container the host's root is mounted read-only at /host, while /sys and /
 """
 
 import os
+import stat
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,7 +65,9 @@ def text_of(path: Path) -> str | None:
         PermissionError: it may not be read.
     """
     try:
-        return path.read_text(encoding="utf-8", errors="surrogateescape")
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO in its place must not hold us
+        with open(descriptor, encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123 - a descriptor, no path
+            return file.read() if stat.S_ISREG(os.fstat(descriptor).st_mode) else None
     except PermissionError:
         raise
     except OSError:

@@ -26,6 +26,9 @@ _CANDIDATE_MARKS = (b"s ", b"/dev/")
 _NO_DEVICES = (b"/dev/shm/", b"/memfd:", b"/SYSV")
 
 
+_LONGEST_NAME = 64
+
+
 class Probe(Protocol):
     """Tells whether a link of /proc leads to a GPU device."""
 
@@ -217,8 +220,8 @@ def _readable(path: Path) -> str:
 
 def command_of(process: Path) -> str:
     """The name of a process; its arguments may hold secrets and are not shown."""
-    name = _readable(process / "comm").strip()
-    return name or _readable(process / "cmdline").partition("\0")[0].rpartition("/")[2] or "?"
+    name = _readable(process / "comm").strip() or _readable(process / "cmdline").partition("\0")[0].rpartition("/")[2]
+    return "".join(char if char.isprintable() else "?" for char in name[:_LONGEST_NAME]) or "?"
 
 
 def users_below(roots: Roots, folder: str, most: int) -> tuple[str, ...]:

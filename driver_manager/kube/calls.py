@@ -15,6 +15,7 @@ from driver_manager.ports import NodePatch
 
 PAGE_SIZE: Final = 500
 EVICTION: Final = "pods/eviction"
+API_GROUPS: Final = "apigroups"
 
 _METHODS: Final = {"get": "GET", "list": "GET", "watch": "GET", "create": "POST", "patch": "PATCH"}
 
@@ -172,7 +173,7 @@ DRA_VERSIONS: Final = ("v1", "v1beta2", "v1beta1")
 
 def get_dra_group() -> Call:
     """Asks in which versions the API group of dynamic resource allocation is served. Every account may."""
-    return Call(verb="get", resource="apigroups", name=DRA_GROUP, path=f"/apis/{DRA_GROUP}")
+    return Call(verb="get", resource=API_GROUPS, name=DRA_GROUP, path=f"/apis/{DRA_GROUP}")
 
 
 def get_claim(version: str, namespace: str, name: str) -> Call:

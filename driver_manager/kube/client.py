@@ -195,7 +195,7 @@ class KubeCluster:
 def _decode(call: Call, body: bytes, view: Callable[[bytes], View]) -> View:
     try:
         return view(body)
-    except (msgspec.MsgspecError, ValueError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise unreadable(call, 200, body) from error
 
 

@@ -18,7 +18,7 @@ from driver_manager.errors import (
     Terminating,
     Unreachable,
 )
-from driver_manager.kube.calls import EVICTION, Call
+from driver_manager.kube.calls import API_GROUPS, EVICTION, Call
 
 EXCERPT_LENGTH: Final = 200
 LONGEST_RETRY_AFTER: Final = 300.0
@@ -73,7 +73,9 @@ def refusal(call: Call, status: int, body: bytes, retry_after_header: str = "") 
     after = _retry_after(said, retry_after_header)
     if call.resource == EVICTION and is_from_api and (blocked := _blocked_eviction(call, status, said, after)):
         return blocked
-    if status >= 500 or status in (408, 429):
+    # Of a group that is not served, the API server itself answers 404 without a Status.
+    is_unsure = status in (404, 409, 410) and not is_from_api and call.resource != API_GROUPS
+    if status >= 500 or status in (408, 429) or is_unsure:
         return Unreachable(text, retry_after=after)
     match status:
         case 401:
@@ -95,9 +97,12 @@ def event_refusal(call: Call, body: bytes) -> ClusterError:
     return refusal(call, said.code if said and said.code else 500, body)
 
 
-def unreadable(call: Call, status: int, body: bytes) -> ClusterError:
+def unreadable(call: Call, status: int, body: bytes) -> Unreachable:
     """Tells of an answer that is not what was asked for: something else than the API server may stand there."""
-    return ClusterError(f"{call}: status {status}, but the answer cannot be read: {excerpt(body)}")
+    return Unreachable(
+        f"{call}: status {status}, but the answer cannot be read: {excerpt(body)}",
+        hint="look whether a proxy answers in the API server's place",
+    )
 
 
 def excerpt(body: bytes) -> str:
@@ -111,15 +116,15 @@ def _read(body: bytes) -> _Status | None:
     """The Status in a body; None where it is something else: priority and fairness, and proxies, answer in text."""
     try:
         status = _status.decode(body)
-    except (msgspec.MsgspecError, ValueError):
+    except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
     return status if status.kind == "Status" else None
 
 
 def _retry_after(said: _Status, header: str) -> float:
     """Seconds that the server asks us to stay away. A date in the header is passed over: clocks are never compared."""
-    seconds = max(said.details.retry_after_seconds if said.details else 0, int(header) if header.isdecimal() else 0)
-    return min(float(max(seconds, 0)), LONGEST_RETRY_AFTER)
+    seconds = max(said.details.retry_after_seconds if said.details else 0, int(header[:9]) if header.isdecimal() else 0)
+    return float(min(max(seconds, 0), int(LONGEST_RETRY_AFTER)))
 
 
 def _blocked_eviction(call: Call, status: int, said: _Status, after: float) -> EvictionBlocked | None:

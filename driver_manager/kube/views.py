@@ -426,7 +426,7 @@ def identity(token: str) -> Identity:
     try:
         payload = base64.b64decode(parts[1] + "=" * (-len(parts[1]) % 4), altchars=b"-_", validate=True)
         binding = _claims.decode(payload).binding
-    except (binascii.Error, msgspec.MsgspecError, ValueError):
+    except (binascii.Error, msgspec.MsgspecError, ValueError, RecursionError):
         return Identity()
     return Identity(binding.namespace, binding.pod.name, binding.pod.uid, binding.node.name)
 

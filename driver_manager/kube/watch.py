@@ -98,7 +98,7 @@ class PodWatch:
                     continue
                 try:
                     event = views.watch_event(line)
-                except (msgspec.MsgspecError, ValueError) as error:
+                except (msgspec.MsgspecError, ValueError, RecursionError) as error:
                     raise unreadable(call, 200, line) from error
                 if event.type == "ERROR":
                     raise event_refusal(call, event.error)

@@ -29,6 +29,7 @@ KEYS = [names.KEEP_OFF_TAINT, names.GPU_TAINT, "example.com/repair"]
 EFFECTS = ["NoSchedule", "PreferNoSchedule", "NoExecute"]
 
 text = st.text(max_size=12)
+label_values = st.just("") | st.from_regex(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,8}[A-Za-z0-9])?", fullmatch=True)
 taints = st.builds(Taint, st.sampled_from(KEYS), st.sampled_from(["", "present", "dm-old", "dm-run"]), st.sampled_from(EFFECTS))
 tolerations = st.builds(
     Toleration,
@@ -180,7 +181,7 @@ records = st.builds(
     started=text,
     phase=st.sampled_from(list(Phase)),
     pod=st.just(Identity()) | st.builds(Identity, text, text, st.text(min_size=1, max_size=9)),
-    labels=st.dictionaries(text, text, max_size=5),
+    labels=st.dictionaries(text, label_values, max_size=5),
     is_cordoned=st.booleans(),
     taint=st.none() | st.builds(Taint, text, text, text),
 )

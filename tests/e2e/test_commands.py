@@ -45,7 +45,7 @@ def test_plan(busy_node: StockNode) -> None:
     assert [(holder["pid"], holder["unit"]) for holder in plan["holders"]] == [(4242, "dcgm.service")]
     assert busy_node.writes(mark) == []
     assert busy_node.surface() == before
-    assert busy_node.tree.calls() == []
+    assert [call for call in busy_node.tree.calls() if "is-active" not in call["arguments"]] == []
     assert busy_node.uids("train") == pods
     table = busy_node.run("plan").require(0).out
     assert all(name in table for name in pods)

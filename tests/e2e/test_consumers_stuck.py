@@ -234,15 +234,15 @@ def test_processes_by_any_path(node: StockNode, users: GpuUsers) -> None:
     users.deployment("exporter")
     users.wait()
     pod = users.pod("exporter")
-    unit = "0::/system.slice/nvidia-persistenced.service\n"
+    unit = "0::/system.slice/gpu-burn.service\n"
     node.tree.process(4001, fds=["/dev/nvidiactl"], cgroup=cgroup_of(pod["metadata"]["uid"], "cgroupfs"), comm="exporter")
-    node.tree.process(4002, fds=["/run/nvidia/driver/dev/nvidia0"], cgroup=unit, comm="nvidia-persiste")
+    node.tree.process(4002, fds=["/run/nvidia/driver/dev/nvidia0"], cgroup=unit, comm="gpu_burn")
     node.tree.process(4003, fds=["/dev/nvidia0 (deleted)"], comm="orphan")
     node.tree.process(4004, fds=["/dev/null", "/etc/nvidia0"], comm="bystander")
     node.tree.file("proc/4005/comm", "vanishing\n")
     before = node.surface()
     run = node.start("uninstall_driver", HIDDEN_CONSUMERS="ignore", HOLDER_TIMEOUT="3s")
-    line = wait_line(run, "4001 exporter", pod["metadata"]["name"], "nvidia-persistenced.service", "4003 orphan", "unknown owner")
+    line = wait_line(run, "4001 exporter", pod["metadata"]["name"], "gpu-burn.service", "4003 orphan", "unknown owner")
     assert "bystander" not in line["for"]
     ended = run.wait().require(75)
     assert_untouched(node, before)

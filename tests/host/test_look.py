@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -248,10 +249,14 @@ async def test_a_file_that_may_not_be_read_is_an_error(tree: Tree, host: LinuxHo
     """What a look cannot do without is an error of ours, not a guess."""
     tree.module("nvidia")
 
-    def refuse(*_args: object, **_kwargs: object) -> str:
-        raise PermissionError(13, "Permission denied", "/sys/module/nvidia/refcnt")
+    real_open = os.open
 
-    monkeypatch.setattr(Path, "read_text", refuse)
+    def refuse(path: str | Path, *arguments: int, **more: int) -> int:
+        if str(path).endswith("sys/module/nvidia/refcnt"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real_open(path, *arguments, **more)
+
+    monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(HostError, match="cannot be read"):
         await host.look()
 
