@@ -12,7 +12,7 @@ class Exit(IntEnum):
     DONE = 0
     """Done: the driver may be installed and everything of ours is put back."""
     USAGE = 64
-    """Unknown flag or command."""
+    """Wrong use: an unknown flag or command, or flags that do not go together."""
     REFUSED = 65
     """Refused by policy, nearly always before anything was changed; else everything is put back."""
     UNREACHABLE = 69

@@ -20,12 +20,18 @@ CALL_TIMEOUT: Final = 30.0
 """Seconds after which a call into the kernel counts as stuck."""
 HOLDER_POLL: Final = 5.0
 """Seconds between two looks for holders: one can let go and live on."""
+UNSEEN_POLL: Final = 0.5
+"""The same at first while a module is in use by nobody that shows: that is nearly always a last close still under way."""
 DRAIN_AFTER: Final = 2.0
 """Seconds that processes of evicted pods get to end before a drain of the whole node is thought of."""
 SERVICE_TIMEOUT: Final = 120.0
 """Seconds for a unit to stop or start: more than systemd's own limit, which is 90 s by default."""
 HOLDER_HINT: Final = (
     "end these processes, or the units or pods they belong to; HOST_SERVICES=UNIT=stop stops a unit and starts it again at the end"
+)
+UNSEEN_HINT: Final = (
+    "no process shows that uses it: another maker's module may (its name is in the last columns of /proc/modules), "
+    "or a process that this container cannot see"
 )
 FIRST_RETRY: Final = 0.05
 LONGEST_RETRY: Final = 1.0
@@ -105,8 +111,10 @@ class HostWork:
                 drain, began = None, self._clock.now()
                 continue
             if limit and waited >= limit:
-                raise DeadlineExceeded(_names(blockers), waited, hint=HOLDER_HINT)
-            pause = min(HOLDER_POLL, DRAIN_AFTER) if drain is not None else HOLDER_POLL
+                raise DeadlineExceeded(_names(blockers), waited, hint=HOLDER_HINT if scan.holders else UNSEEN_HINT)
+            pause = HOLDER_POLL if scan.holders else min(HOLDER_POLL, max(UNSEEN_POLL, waited))
+            if drain is not None:
+                pause = min(pause, DRAIN_AFTER)
             pids = [each.pid for each in scan.holders]
             await self._host.wait_for_change(pids, max(0.001, min(pause, limit - waited)) if limit else pause)
 

@@ -13,7 +13,7 @@ from driver_manager.cli.commands import report
 from driver_manager.cli.live import LiveView
 from driver_manager.config import Effective
 from driver_manager.core.snapshot import NodeView
-from driver_manager.names import DEPLOY_PREFIX
+from driver_manager.names import DEPLOY_PREFIX, STATUS
 from driver_manager.sim.clock import run_paced
 from driver_manager.sim.scenarios import Scenario, demo_world
 
@@ -56,9 +56,12 @@ def _picture(when: str, scenario: Scenario, node: NodeView) -> str:
 
 
 def _verdict(scenario: Scenario, before: NodeView, after: NodeView, outcome: Outcome, pods_before: int) -> list[str]:
-    is_same = (before.labels, before.annotations, before.unschedulable) == (after.labels, after.annotations, after.unschedulable)
+    keys = {*before.annotations, *after.annotations} - {STATUS}
+    annotations = [key for key in sorted(keys) if before.annotations.get(key) != after.annotations.get(key)]
+    is_same = not annotations and (before.labels, before.unschedulable) == (after.labels, after.unschedulable)
+    status = "; the status annotation says how the run ended" if STATUS in after.annotations else ""
     return [
         f"        {len(scenario.world.evictions)} evictions, each pod once; {pods_before} pods were on the node",
-        f"        labels, annotations and cordon are {'exactly as before' if is_same else 'NOT as before'}",
+        f"        labels, annotations and cordon are {'exactly as before' if is_same else 'NOT as before'}{status}",
         f"        exit code {int(outcome.code)}: {outcome.sentence}",
     ]

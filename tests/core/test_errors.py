@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from driver_manager import errors
+from driver_manager.core.consumers import Reason
+from driver_manager.core.uses import Evidence
 from driver_manager.errors import DriverManagerError, Exit
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -15,13 +17,22 @@ ALL = sorted(
 )
 
 
+def told_on_call() -> str:
+    """The first column of the tables of the page for the person on call."""
+    lines = (ROOT / "docs/on-call.md").read_text().splitlines()
+    return " ".join(line.partition("|")[2].partition("|")[0] for line in lines if line.startswith("| `"))
+
+
 @pytest.mark.parametrize("error", ALL, ids=lambda each: each.__name__)
 def test_every_reason_is_told_on_call(error: type[DriverManagerError]) -> None:
     """The page for the person on call has a row for the reason of every error."""
-    rows = [
-        line.partition("|")[2].partition("|")[0] for line in (ROOT / "docs/on-call.md").read_text().splitlines() if line.startswith("| `")
-    ]
-    assert f"`{error.reason}`" in " ".join(rows)
+    assert f"`{error.reason}`" in told_on_call()
+
+
+@pytest.mark.parametrize("reason", [*Reason, *Evidence])
+def test_every_verdict_is_told_on_call(reason: Reason | Evidence) -> None:
+    """And one for every reason that a pod's verdict can have."""
+    assert f"`{reason}`" in told_on_call()
 
 
 def test_the_readme_tells_every_exit_code() -> None:
