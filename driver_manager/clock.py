@@ -20,6 +20,10 @@ class SystemClock:
         """The time of day as the API writes it."""
         return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
+    def epoch(self) -> float:
+        """Unix time."""
+        return time.time()
+
     async def sleep(self, seconds: float) -> None:
         """Lets time pass."""
         await asyncio.sleep(seconds)

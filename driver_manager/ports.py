@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from driver_manager.core.fleet import EventNote, FleetEvent, Kind, LeaseView, PolicySource
 from driver_manager.core.snapshot import (
     ClaimView,
     DaemonSetView,
@@ -122,6 +123,56 @@ class Cluster(Protocol):
         ...
 
 
+class Fleet(Cluster, Protocol):
+    """The API server, as the controller needs it beyond one node."""
+
+    def follow(self, kind: Kind) -> AsyncIterator[FleetEvent]:
+        """Follows all objects of a kind without end: first `Listed` (or `NotServed`), then changes; `Listed` again after a gap.
+
+        A kind that is not served is looked for again about once a minute.
+
+        Raises (while iterating):
+            Forbidden: it may not list or watch. Everything else is tried again.
+        """
+        ...
+
+    async def delete_pod(self, namespace: str, name: str, uid: str) -> None:
+        """Deletes exactly this pod with its own grace; returns when that is accepted.
+
+        Raises:
+            NotFound: it is gone. Conflict: another pod has its name now. Forbidden, Unreachable.
+        """
+        ...
+
+    async def lease(self, namespace: str, name: str) -> LeaseView:
+        """Reads a Lease; one that does not exist has no resource version."""
+        ...
+
+    async def write_lease(self, lease: LeaseView) -> LeaseView:
+        """Makes or replaces a Lease: holder, times and annotations, guarded by its resource version; gives it as it is then.
+
+        Raises:
+            Conflict: somebody else wrote meanwhile. Forbidden, Unreachable.
+        """
+        ...
+
+    async def note_event(self, note: EventNote) -> None:
+        """Makes an Event. Nothing is tried again: an Event that is lost is lost.
+
+        Raises:
+            ClusterError.
+        """
+        ...
+
+    async def set_condition(self, source: PolicySource, condition: str, *, is_true: bool, reason: str, sentence: str) -> None:
+        """Writes one condition into the status of a custom resource and leaves those of others; one that says the same is left alone.
+
+        Raises:
+            NotFound, Conflict, Forbidden, Unreachable.
+        """
+        ...
+
+
 class Host(Protocol):
     """The machine, as far as the driver is concerned. Paths are the host's own, absolute."""
 
@@ -223,6 +274,10 @@ class Clock(Protocol):
 
     def wall(self) -> str:
         """The time of day as the API writes it, in UTC: `2026-01-31T09:00:00Z`."""
+        ...
+
+    def epoch(self) -> float:
+        """The time of day in seconds since 1970 (Unix time), which others may read or have written: it can jump."""
         ...
 
     async def sleep(self, seconds: float) -> None:

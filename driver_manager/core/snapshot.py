@@ -55,6 +55,12 @@ class NodeView:
     taints: tuple[Taint, ...] = ()
     boot_id: str = ""
     """Of the machine that its kubelet runs on."""
+    is_ready: bool = True
+    """Whether its kubelet reports it Ready; a node without that condition counts as ready."""
+    allocatable: Mapping[str, int] = field(default_factory=dict)
+    """How many of each `nvidia.com/` resource pods can have."""
+    capacity: Mapping[str, int] = field(default_factory=dict)
+    """How many of each there are, healthy or not."""
 
 
 @dataclass(frozen=True, slots=True)

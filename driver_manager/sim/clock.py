@@ -145,6 +145,10 @@ class SimClock:
         """The start's date plus the loop's time."""
         return wall_at(self.now(), self._start)
 
+    def epoch(self) -> float:
+        """The same as Unix time."""
+        return self._start.timestamp() + self.now()
+
     async def sleep(self, seconds: float) -> None:
         """Lets virtual time pass."""
         await asyncio.sleep(max(0.0, seconds))

@@ -1,0 +1,206 @@
+"""The fleet as the controller sees it, as frozen values: nodes, driver DaemonSets and their revisions, driver and validator pods, policies.
+
+Only what a decision needs. Adapters build these from the API's objects; `controller/cache.py` holds the newest of each.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from driver_manager.core.snapshot import ChangeKind, LabelExpression, NodeView, Owner, Toleration
+
+
+class Kind(StrEnum):
+    """What is followed."""
+
+    NODES = "nodes"
+    """Those that the controller's node selector selects."""
+    DAEMON_SETS = "daemonsets"
+    """All of the operator's namespace: drivers and validators are told apart by their pod labels."""
+    REVISIONS = "controllerrevisions"
+    """Of the operator's namespace."""
+    DRIVER_PODS = "driver-pods"
+    """Pods of the operator's namespace with a driver's component label, or with the `app` label of ClusterPolicy's driver."""
+    VALIDATOR_PODS = "validator-pods"
+    """Pods of the operator's namespace that the validator selector selects."""
+    CLUSTER_POLICIES = "clusterpolicies"
+    NVIDIA_DRIVERS = "nvidiadrivers"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetPod:
+    """A driver's or a validator's pod."""
+
+    namespace: str
+    name: str
+    uid: str
+    node_name: str
+    """Of a pod of a DaemonSet that is not bound yet: the node that it is meant for, from its required node affinity (`matchFields`)."""
+    is_bound: bool = True
+    labels: Mapping[str, str] = field(default_factory=dict)
+    owner: Owner | None = None
+    """Its controller; None for an orphan."""
+    revision: str = ""
+    """Its label `controller-revision-hash`."""
+    digest: str = ""
+    """Its DRIVER_CONFIG_DIGEST: the first that is not empty, over init containers, then containers."""
+    phase: str = "Running"
+    is_ready: bool = False
+    """Whether it is Running, has a container status, and all of its containers are ready."""
+    is_terminating: bool = False
+    restarts: int = 0
+    """The most restarts of one container, init containers included, that is not ready."""
+    trouble: str = ""
+    """Why a container that is not ready waits (`ImagePullBackOff`, `CrashLoopBackOff`, ...), empty where that is normal."""
+    created: str = ""
+
+    @property
+    def ref(self) -> str:
+        """`namespace/name`."""
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def is_orphan(self) -> bool:
+        """Whether no controller owns it."""
+        return self.owner is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetSet:
+    """A DaemonSet of the operator's namespace."""
+
+    namespace: str
+    name: str
+    uid: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    owner: Owner | None = None
+    """The custom resource it was made for."""
+    pod_labels: Mapping[str, str] = field(default_factory=dict)
+    """Of its pod template."""
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    affinity: tuple[tuple[LabelExpression, ...], ...] = ()
+    """Terms of its required node affinity: one of them has to match, all of its expressions."""
+    tolerations: tuple[Toleration, ...] = ()
+    digest: str = ""
+    """DRIVER_CONFIG_DIGEST of its template."""
+    is_settled: bool = True
+    """Whether its controller has seen its newest template (observedGeneration): before that the newest revision may not be made yet."""
+    is_on_delete: bool = True
+    """Whether it replaces a pod only when somebody deletes it."""
+    is_deleting: bool = False
+
+    @property
+    def ref(self) -> str:
+        """`namespace/name`."""
+        return f"{self.namespace}/{self.name}"
+
+    def fits(self, labels: Mapping[str, str]) -> bool:
+        """Whether its node selector and required node affinity match a node with these labels."""
+        is_selected = all(labels.get(key) == value for key, value in self.node_selector.items())
+        return is_selected and (not self.affinity or any(all(each.matches(labels) for each in term) for term in self.affinity))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Revision:
+    """A ControllerRevision: one template that a DaemonSet has had."""
+
+    namespace: str
+    name: str
+    uid: str
+    owner_uid: str
+    """Of its DaemonSet."""
+    number: int
+    """The highest one is the newest template, also after a roll-back."""
+    hash: str
+    """Its label `controller-revision-hash`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicySource:
+    """A ClusterPolicy or an NVIDIADriver, as far as it says how drivers are upgraded. Nothing in it is checked yet."""
+
+    kind: str
+    """`ClusterPolicy` or `NVIDIADriver`."""
+    name: str
+    uid: str
+    resource_version: str
+    created: str = ""
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    is_deleting: bool = False
+    generation: int = 0
+    upgrade_policy: Mapping[str, Any] | None = None
+    """`spec.driver.upgradePolicy` or `spec.upgradePolicy`, as it is written."""
+    has_driver: bool = True
+    """`spec.driver.enabled` of a ClusterPolicy."""
+    uses_nvidia_driver_crd: bool = False
+    """`spec.driver.useNvidiaDriverCRD` of a ClusterPolicy."""
+    has_sandbox_workloads: bool = False
+    """`spec.sandboxWorkloads.enabled` of a ClusterPolicy."""
+    node_selector: Mapping[str, str] | None = None
+    """Of an NVIDIADriver."""
+    is_default: bool = False
+    """`spec.default` of an NVIDIADriver."""
+    conditions: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Type -> (status, reason)."""
+
+
+Item = NodeView | FleetPod | FleetSet | Revision | PolicySource
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """All objects of a kind, as they are now: what is not in it is gone. Comes first, and again after a gap in the watch."""
+
+    kind: Kind
+    items: tuple[Item, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """One object is there, new or changed, or is not selected any more."""
+
+    kind: Kind
+    change: ChangeKind
+    item: Item
+    """GONE: as it was last. For a watch with a label selector that may only mean that the label went."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotServed:
+    """The API does not have this kind (no such custom resource), for now."""
+
+    kind: Kind
+
+
+FleetEvent = Listed | Changed | NotServed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseView:
+    """A Lease: https://kubernetes.io/docs/concepts/architecture/leases/ . Times are the API's text and are never compared with our clock."""
+
+    namespace: str
+    name: str
+    resource_version: str = ""
+    """Empty: it does not exist, a write makes it."""
+    holder: str = ""
+    duration_seconds: int = 15
+    acquired: str = ""
+    renewed: str = ""
+    """MicroTime: `2026-01-31T09:00:00.000000Z`."""
+    transitions: int = 0
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventNote:
+    """An Event about a node."""
+
+    node_name: str
+    node_uid: str
+    is_warning: bool = False
+    reason: str
+    """CamelCase, for machines."""
+    sentence: str
+    action: str = "DriverUpgrade"
