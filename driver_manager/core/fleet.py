@@ -178,7 +178,10 @@ FleetEvent = Listed | Changed | NotServed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseView:
-    """A Lease: https://kubernetes.io/docs/concepts/architecture/leases/ . Times are the API's text and are never compared with our clock."""
+    """A Lease, as https://kubernetes.io/docs/concepts/architecture/leases/ tells.
+
+    Times are the API's text and are never compared with our clock.
+    """
 
     namespace: str
     name: str

@@ -1,0 +1,104 @@
+"""The controller's annotation on a node: how far the node is, what has to be put back, and what went wrong before.
+
+JSON. A person may read it and may take it off; a value that does not decode is reported and never acted on. Times are Unix seconds and
+absolute, so that no write is needed to keep a wait going over a restart.
+"""
+
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta
+
+from driver_manager.core.upgrade_policy import read_policy
+
+MAX_BYTES: Final = 8 * 1024
+MAX_FAILURES: Final = 3
+"""How many of the last failures are kept."""
+MAX_SENTENCE: Final = 300
+
+Short = Annotated[str, Meta(max_length=253)]
+Count = Annotated[int, Meta(ge=0, lt=2**31)]
+When = Annotated[float, Meta(ge=0, lt=1e12)]
+
+
+class Failure(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One try that did not succeed."""
+
+    at: When
+    target: Short
+    reason: Short
+    sentence: Annotated[str, Meta(max_length=MAX_SENTENCE)] = ""
+    is_driver_gone: bool = msgspec.field(name="driverGone", default=False)
+    """Whether the old driver pod had been deleted already, so that the node stays closed."""
+
+
+class Progress(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, kw_only=True):
+    """How far a node is."""
+
+    version: Annotated[int, Meta(ge=1, le=1)] = 1
+    node: Short
+    """Uid of the node it was written for: on another node it means nothing."""
+    target: Short = ""
+    """Revision of the driver DaemonSet's template that the node is taken to."""
+    policy: Short = ""
+    """Name of the policy group it was started under."""
+    rules: dict[str, Any] = {}
+    """That policy as it was then (`written_policy`): it stays in force for this node."""
+    is_cordoned: bool = msgspec.field(name="cordoned", default=False)
+    """Whether the cordon is ours."""
+    devices: dict[Short, Count] = {}
+    """Resource -> how many of it the node had before its first cordon for this target."""
+    attempt: Annotated[int, Meta(ge=0, le=1000)] = 0
+    is_ordered: bool = msgspec.field(name="ordered", default=False)
+    """Whether a person asked for it: then it is done even if the driver is the wanted one."""
+    not_before: When = msgspec.field(name="notBefore", default=0.0)
+    """No new try earlier than this."""
+    since: When = 0.0
+    """When the node came to its state."""
+    deadline: When = 0.0
+    """When the wait of this state ends; 0 is never."""
+    reason: Short = ""
+    """Why it is where it is, for machines."""
+    failures: Annotated[list[Failure], Meta(max_length=MAX_FAILURES)] = []
+    done: When = 0.0
+    """When the last upgrade ended well; `target` is what it ended with."""
+
+    @property
+    def last_failure(self) -> Failure | None:
+        """The newest failure for this target."""
+        return self.failures[-1] if self.failures and self.failures[-1].target == self.target else None
+
+
+class BadProgress(ValueError):
+    """An annotation that is none of ours, with what is wrong."""
+
+
+_decoder: Final = msgspec.json.Decoder(Progress)
+_encoder: Final = msgspec.json.Encoder(order="sorted")
+
+
+def encode(progress: Progress) -> str:
+    """The annotation's value; the oldest failures go where it would be too long."""
+    while True:
+        text = _encoder.encode(progress).decode()
+        if len(text) <= MAX_BYTES:
+            return text
+        if not progress.failures:
+            return _encoder.encode(msgspec.structs.replace(progress, rules={}, devices={})).decode()
+        progress = msgspec.structs.replace(progress, failures=progress.failures[1:])
+
+
+def decode(text: str) -> Progress:
+    """Reads an annotation's value.
+
+    Raises:
+        BadProgress: with what is wrong.
+    """
+    if len(text) > MAX_BYTES:
+        raise BadProgress(f"it is {len(text)} characters long, more than {MAX_BYTES}")
+    try:
+        progress = _decoder.decode(text)
+        read_policy(progress.rules)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise BadProgress(str(error)) from error
+    return progress

@@ -1,0 +1,211 @@
+"""What a decision about a node's upgrade is made from, and what it says: values only.
+
+`rollout.decide` is the function between them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from driver_manager.core.fleet import FleetPod, FleetSet
+from driver_manager.core.rollout_record import Progress
+from driver_manager.core.rollout_states import Because, State
+from driver_manager.core.snapshot import NodeView
+from driver_manager.core.upgrade_policy import UpgradePolicy, read_policy
+from driver_manager.names import SAFE_LOAD, UPGRADE_REQUESTED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutSettings:
+    """Limits of the state machine. Times in seconds; 0 is no limit."""
+
+    driver_timeout: float = 1800.0
+    """From the deletion of the old driver pod until the new one is ready."""
+    validation_timeout: float = 600.0
+    """As NVIDIA's."""
+    attempts: int = 3
+    """Tries for one target that may fail before the old driver pod is deleted."""
+    retry_pause: float = 60.0
+    """After the first such failure; doubles."""
+    failing_restarts: int = 10
+    """A container that restarted more often than this fails its node, as NVIDIA's."""
+    one_at_a_time: bool = False
+    """Each state is written by itself, as NVIDIA's does."""
+    skip_cordoned: bool = False
+    """Nodes that are cordoned by others are not begun."""
+
+
+class Work(StrEnum):
+    """What has to be done about the node besides changing the Node object."""
+
+    NOTHING = ""
+    FREE = "free"
+    """Evict the pods that use the driver."""
+    DRAIN = "drain"
+    LOOK_FOR_JOBS = "look-for-jobs"
+    RESTART_DRIVER = "restart-driver"
+    """Delete the driver pod that `Stay.pod` names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Freeing:
+    """How far freeing a node is, in this state of it."""
+
+    is_done: bool = False
+    failure: str = ""
+    """Why it ended without success; empty as long as it goes on."""
+    blockers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """Whether it is the node's turn."""
+
+    is_granted: bool = False
+    because: Because = Because.NO_SLOT
+    sentence: str = "waits for its turn"
+    again_at: float = 0.0
+    """0: at the next change."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """One node at one moment, with all that a decision needs."""
+
+    node: NodeView
+    state: State | None
+    """None: the label holds a value that is no state."""
+    now: float
+    """Unix seconds."""
+    group: str = ""
+    policy: UpgradePolicy | None = None
+    """For new starts; None where upgrades are off for this node."""
+    progress: Progress | None = None
+    bad_progress: str = ""
+    """What is wrong with the annotation, where it does not decode. (Another node's is no record at all.)"""
+    daemon_set: FleetSet | None = None
+    """The driver DaemonSet of its driver pod, else the one that would make one here."""
+    wanted: str = ""
+    """Hash of that DaemonSet's newest template; empty while that is not known."""
+    drivers: tuple[FleetPod, ...] = ()
+    """In the order of their making."""
+    validators: tuple[FleetPod, ...] = ()
+    needs_validator: bool = False
+    """Whether a validator's DaemonSet matches the node."""
+    has_maintenance: bool = False
+    """Whether a maintenance operator frees the nodes."""
+    maintenance: str = ""
+    """`missing`, `pending` or `ready`."""
+    freeing: Freeing | None = None
+    """None: not begun in this life of the controller."""
+    jobs: tuple[str, ...] | None = None
+    """Pods that the policy waits for; None while that is not known."""
+    turn: Turn = field(default_factory=Turn)
+    settings: RolloutSettings = field(default_factory=RolloutSettings)
+
+    @property
+    def in_force(self) -> UpgradePolicy:
+        """The policy that the node was started under, else the one of now."""
+        if self.progress and self.progress.rules:
+            return read_policy(self.progress.rules)
+        return self.policy or UpgradePolicy()
+
+    @property
+    def driver(self) -> FleetPod | None:
+        """Its newest driver pod that is not on its way out."""
+        return next((pod for pod in reversed(self.drivers) if not pod.is_terminating), None)
+
+    def is_synced(self, pod: FleetPod) -> bool:
+        """Whether a driver pod is made from the newest template of its DaemonSet. An orphan never is."""
+        owner = self.daemon_set.uid if self.daemon_set else None
+        return pod.owner is not None and pod.owner.uid == owner and pod.revision == self.wanted != ""
+
+    @property
+    def has_good_driver(self) -> bool:
+        """Whether the wanted driver runs and is ready, and no other is still there."""
+        return self.driver is not None and len(self.drivers) == 1 and self.is_synced(self.driver) and self.driver.is_ready
+
+    @property
+    def is_requested(self) -> bool:
+        """Whether somebody asks for an upgrade by annotation."""
+        return self.node.annotations.get(UPGRADE_REQUESTED) == "true"
+
+    @property
+    def waits_for_safe_load(self) -> bool:
+        """Whether the driver's own init container asks for a free node."""
+        return bool(self.node.annotations.get(SAFE_LOAD))
+
+
+@dataclass(frozen=True, slots=True)
+class NodeChange:
+    """What changes on the Node object."""
+
+    labels: Mapping[str, str | None] = field(default_factory=dict)
+    annotations: Mapping[str, str | None] = field(default_factory=dict)
+    unschedulable: bool | None = None
+
+    def and_then(self, later: "NodeChange") -> "NodeChange":
+        """Both; the later one wins."""
+        return NodeChange(
+            {**self.labels, **later.labels},
+            {**self.annotations, **later.annotations},
+            self.unschedulable if later.unschedulable is None else later.unschedulable,
+        )
+
+    def needed_on(self, node: NodeView) -> "NodeChange":
+        """What of it the node does not have yet."""
+        return NodeChange(
+            {key: value for key, value in self.labels.items() if node.labels.get(key) != value},
+            {key: value for key, value in self.annotations.items() if node.annotations.get(key) != value},
+            None if self.unschedulable == node.unschedulable else self.unschedulable,
+        )
+
+    def on(self, node: NodeView) -> NodeView:
+        """The node with it."""
+        return replace(
+            node,
+            labels=_merged(node.labels, self.labels),
+            annotations=_merged(node.annotations, self.annotations),
+            unschedulable=node.unschedulable if self.unschedulable is None else self.unschedulable,
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self.labels or self.annotations or self.unschedulable is not None)
+
+
+def _merged(old: Mapping[str, str], new: Mapping[str, str | None]) -> dict[str, str]:
+    return {key: value for key, value in {**old, **new}.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One state is left for another one."""
+
+    before: State
+    after: State
+    because: Because
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stay:
+    """The node stays where it is."""
+
+    because: Because
+    sentence: str
+    again_at: float = 0.0
+    """Unix seconds at which time alone changes the answer; 0 is never."""
+    work: Work = Work.NOTHING
+    pod: FleetPod | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to write about a node, and what it waits for after that."""
+
+    moves: tuple[Move, ...]
+    change: NodeChange
+    rest: Stay | None
+    """None where it is to be decided again after the write."""
+    progress: Progress | None = None
+    """As the change leaves it."""

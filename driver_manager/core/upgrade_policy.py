@@ -1,0 +1,207 @@
+"""The upgrade policy: how a group of nodes gets new drivers. Read from a custom resource or a file, checked as a whole.
+
+Field names, defaults and meaning are those of `DriverUpgradePolicySpec` (specification 3). What the API server's schema does not check is
+checked here: selectors that do not parse, shares over 100 %, wrong types, unknown fields, selectors that select this program itself.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from driver_manager.core.selectors import Selector, parse_selector
+from driver_manager.names import NAME_LABEL, OWN_NAME
+
+OWN_LABELS: Final = {NAME_LABEL: OWN_NAME}
+"""Labels that every pod of this program has."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodDeletion:
+    """How GPU pods are taken off a node."""
+
+    force: bool = False
+    """Pods that no controller would make again may go."""
+    timeout_seconds: int = 300
+    """0 is no limit."""
+    delete_empty_dir: bool = False
+    pod_selector: Selector = field(default_factory=Selector)
+    """More pods that use the driver; none by default."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitForCompletion:
+    """Which pods are waited for before others are taken off."""
+
+    pod_selector: Selector = field(default_factory=Selector)
+    """Empty: nobody is waited for."""
+    timeout_seconds: int = 0
+    """0 is no limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Whether, and how, a node is drained when taking the GPU pods off did not do."""
+
+    enable: bool = False
+    force: bool = False
+    pod_selector: Selector = field(default_factory=Selector)
+    timeout_seconds: int = 300
+    delete_empty_dir: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class UpgradePolicy:
+    """A whole policy."""
+
+    auto_upgrade: bool = False
+    max_parallel_upgrades: int = 1
+    """Nodes of the group in work at once; 0 is no limit."""
+    max_unavailable: int | str = "25%"
+    """Nodes of the group that may be unavailable: a number, or a share of all of them, rounded up."""
+    pod_deletion: PodDeletion = PodDeletion()
+    wait_for_completion: WaitForCompletion = WaitForCompletion()
+    drain: Drain = Drain()
+
+    def most_unavailable(self, total: int) -> int:
+        """The limit for a group of so many nodes."""
+        if isinstance(self.max_unavailable, int):
+            return self.max_unavailable
+        return math.ceil(total * int(self.max_unavailable.removesuffix("%")) / 100)
+
+
+class BadPolicy(ValueError):
+    """A policy that cannot be used.
+
+    Args:
+        problems: a sentence for each fault, beginning with the field's path.
+    """
+
+    def __init__(self, problems: tuple[str, ...]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+
+
+def read_policy(raw: Mapping[str, Any] | None, *, auto_upgrade: bool = False) -> UpgradePolicy:
+    """Reads a policy as it stands in a custom resource or a file.
+
+    Args:
+        raw: field -> value, as JSON has it; None where there is no policy at all.
+        auto_upgrade: what it means when the policy does not say: true for an NVIDIADriver, false for a ClusterPolicy.
+
+    Raises:
+        BadPolicy: with all that is wrong, by field.
+    """
+    reader = _Reader({} if raw is None else raw, "")
+    deletion, waiting, drain = (reader.part(name) for name in ("podDeletion", "waitForCompletion", "drain"))
+    policy = UpgradePolicy(
+        auto_upgrade=reader.flag("autoUpgrade", auto_upgrade),
+        max_parallel_upgrades=reader.number("maxParallelUpgrades", 1),
+        max_unavailable=reader.share("maxUnavailable", "25%"),
+        pod_deletion=PodDeletion(
+            deletion.flag("force", False),
+            deletion.number("timeoutSeconds", 300),
+            deletion.flag("deleteEmptyDir", False),
+            deletion.selector("podSelector"),
+        ),
+        wait_for_completion=WaitForCompletion(waiting.selector("podSelector"), waiting.number("timeoutSeconds", 0)),
+        drain=Drain(
+            drain.flag("enable", False),
+            drain.flag("force", False),
+            drain.selector("podSelector"),
+            drain.number("timeoutSeconds", 300),
+            drain.flag("deleteEmptyDir", False),
+        ),
+    )
+    problems = [problem for each in (reader, deletion, waiting, drain) for problem in (*each.problems, *each.unknown())]
+    if problems:
+        raise BadPolicy(tuple(problems))
+    return policy
+
+
+def written_policy(policy: UpgradePolicy) -> dict[str, Any]:
+    """The policy as it would stand in a custom resource: `read_policy` gives it back."""
+    deletion, waiting, drain = policy.pod_deletion, policy.wait_for_completion, policy.drain
+    return {
+        "autoUpgrade": policy.auto_upgrade,
+        "maxParallelUpgrades": policy.max_parallel_upgrades,
+        "maxUnavailable": policy.max_unavailable,
+        "podDeletion": {
+            "force": deletion.force,
+            "timeoutSeconds": deletion.timeout_seconds,
+            "deleteEmptyDir": deletion.delete_empty_dir,
+            "podSelector": deletion.pod_selector.text,
+        },
+        "waitForCompletion": {"podSelector": waiting.pod_selector.text, "timeoutSeconds": waiting.timeout_seconds},
+        "drain": {
+            "enable": drain.enable,
+            "force": drain.force,
+            "podSelector": drain.pod_selector.text,
+            "timeoutSeconds": drain.timeout_seconds,
+            "deleteEmptyDir": drain.delete_empty_dir,
+        },
+    }
+
+
+class _Reader:
+    """Reads the fields of one object and remembers what is wrong with them."""
+
+    def __init__(self, raw: object, path: str) -> None:
+        self._path = path
+        self._known: set[str] = set()
+        self.problems: list[str] = []
+        self._raw: Mapping[str, Any] = raw if isinstance(raw, Mapping) else {}
+        if not isinstance(raw, Mapping):
+            self.problems.append(f"{path.rstrip('.') or 'the policy'} is {raw!r}, and has to be an object")
+
+    def _value(self, name: str, default: Any) -> Any:
+        self._known.add(name)
+        value = self._raw.get(name)
+        return default if value is None else value
+
+    def _wrong(self, name: str, value: object, allowed: str) -> None:
+        self.problems.append(f"{self._path}{name} is {value!r}; allowed {allowed}")
+
+    def part(self, name: str) -> "_Reader":
+        return _Reader(self._value(name, {}), f"{self._path}{name}.")
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self._value(name, default)
+        if isinstance(value, bool):
+            return value
+        self._wrong(name, value, "are true and false")
+        return default
+
+    def number(self, name: str, default: int) -> int:
+        value = self._value(name, default)
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31:
+            return value
+        self._wrong(name, value, "is a whole number, 0 or more")
+        return default
+
+    def share(self, name: str, default: str) -> int | str:
+        value = self._value(name, default)
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31:
+            return value
+        if isinstance(value, str) and value.endswith("%") and value[:-1].isdecimal() and value.isascii() and int(value[:-1][:4]) <= 100:
+            return value
+        self._wrong(name, value, "is a whole number, 0 or more, or a share from 0% to 100%")
+        return default
+
+    def selector(self, name: str) -> Selector:
+        value = self._value(name, "")
+        if not isinstance(value, str):
+            self._wrong(name, value, "is a label selector such as app=training,tier!=web")
+            return Selector()
+        try:
+            selector = parse_selector(value)
+        except ValueError as error:
+            self._wrong(name, value, f"is a label selector: {error}")
+            return Selector()
+        if selector.requirements and selector.matches(OWN_LABELS) and any(each.key in OWN_LABELS for each in selector.requirements):
+            self._wrong(name, value, "is a label selector that does not select this program's own pods")
+        return selector
+
+    def unknown(self) -> list[str]:
+        """Fields that nobody reads: a misspelt limit must not mean the default."""
+        return [f"{self._path}{name} is not known" for name in sorted(self._raw, key=str) if name not in self._known]
