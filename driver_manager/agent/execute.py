@@ -8,9 +8,7 @@ from typing import Final, assert_never
 from driver_manager.agent.hostwork import HostWork
 from driver_manager.agent.node import FIRST_PAUSE, LONGEST_PAUSE, NodeWriter
 from driver_manager.agent.observe import Observer
-from driver_manager.agent.pods import Evictor, PodTracker, Reaper, wait_until_gone
 from driver_manager.agent.progress import Progress
-from driver_manager.agent.together import together
 from driver_manager.config import Settings, limit_words
 from driver_manager.core.consumers import Action, drain_verdict
 from driver_manager.core.hostdriver import mark, unmarked
@@ -63,6 +61,7 @@ from driver_manager.core.services import host_uses, units_to_stop
 from driver_manager.core.snapshot import HolderScan, NodeView, PodView
 from driver_manager.core.uses import driver_claims
 from driver_manager.errors import Conflict, DeadlineExceeded, InvariantBroken, NotFound, Refused, TakenOver, Unreachable, Unsettled
+from driver_manager.evictions import Evictor, PodTracker, Reaper, wait_until_gone
 from driver_manager.names import (
     DEPLOY_DRIVER,
     HOST_DRIVER,
@@ -74,6 +73,7 @@ from driver_manager.names import (
     UPGRADE_STATE,
 )
 from driver_manager.ports import Clock, Cluster, Host
+from driver_manager.together import together
 
 MAX_ROUNDS: Final = 3
 """How often newcomers are freed again before the run gives up."""

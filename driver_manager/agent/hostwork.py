@@ -6,7 +6,6 @@ from typing import Final, assert_never
 
 from driver_manager.agent.node import finished
 from driver_manager.agent.progress import Progress
-from driver_manager.agent.together import together
 from driver_manager.config import Settings, limit_words
 from driver_manager.core.modules import unload_order, used_modules
 from driver_manager.core.plan import AwaitNetworkDriver, ProveFree, RemoveFiles, RemovePidFile, UnbindVfio, UnloadModule, Unmount
@@ -15,6 +14,7 @@ from driver_manager.core.services import host_uses, pids_to_terminate, start_ord
 from driver_manager.core.snapshot import HolderScan, HostView, MountView
 from driver_manager.errors import DeadlineExceeded, DeviceInUse, HostError, ModuleInUse, MountBusy, StartOver
 from driver_manager.ports import Clock, Host
+from driver_manager.together import together
 
 CALL_TIMEOUT: Final = 30.0
 """Seconds after which a call into the kernel counts as stuck."""

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from driver_manager.agent.together import together
 from driver_manager.config import Settings
 from driver_manager.core.hostdriver import SMI_TIMEOUT, needs_smi
 from driver_manager.core.needs import in_words
@@ -14,6 +13,7 @@ from driver_manager.core.services import units_to_stop
 from driver_manager.core.snapshot import ClaimView, DaemonSetView, HolderScan, HostView, NodeView, Permissions, PodList
 from driver_manager.errors import ConfigError, Forbidden, HostError, NotFound
 from driver_manager.ports import Clock, Cluster, Host
+from driver_manager.together import together
 
 
 class Observer:

@@ -8,7 +8,7 @@ import pytest
 
 from driver_manager import names
 from driver_manager.agent.node import NodeWriter
-from driver_manager.agent.pods import PodTracker
+from driver_manager.evictions import PodTracker
 from driver_manager.core.record import NodeChange
 from driver_manager.core.snapshot import NodeView
 from driver_manager.errors import Conflict, Unreachable

@@ -1,12 +1,10 @@
-"""Following the pods of the node, evicting some of them, and waiting until they are gone."""
+"""Following the pods of a node, evicting some of them, and waiting until they are gone. Agent and controller share it."""
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Final, Protocol
 
-from driver_manager.agent.progress import Progress
-from driver_manager.agent.together import each_of
 from driver_manager.config import limit_words
 from driver_manager.core.consumers import virtual_machine
 from driver_manager.core.plan import counted
@@ -25,6 +23,7 @@ from driver_manager.errors import (
 )
 from driver_manager.names import MIRROR_HASH
 from driver_manager.ports import Clock, Cluster
+from driver_manager.together import each_of
 
 EVACUATION: Final = "evacuation"
 """What KubeVirt's answer speaks of when it moves the machine away: it refuses the eviction then, and the pod goes when that is done."""
@@ -39,6 +38,18 @@ SILENCE: Final = 60.0
 """Seconds for which an API server may not answer to evictions."""
 AT_ONCE: Final = 16
 """Evictions that are under way at the same time: enough for a full node, and little for the server."""
+
+
+class Teller(Protocol):
+    """Who is told what happens."""
+
+    def tell(self, message: str, **fields: object) -> None:
+        """One line of the story."""
+        ...
+
+    def warn(self, message: str, **fields: object) -> None:
+        """Something that a person should look at, though the work goes on."""
+        ...
 
 
 class PodTracker:
@@ -125,7 +136,7 @@ class PodTracker:
 class Evictor:
     """Evicts pods within one deadline that counts from the first eviction."""
 
-    def __init__(self, cluster: Cluster, clock: Clock, tracker: PodTracker, progress: Progress, limit: float) -> None:
+    def __init__(self, cluster: Cluster, clock: Clock, tracker: PodTracker, progress: Teller, limit: float) -> None:
         self._cluster, self._clock, self._tracker, self._progress = cluster, clock, tracker, progress
         self._limit = limit
         self._began: float | None = None
@@ -292,7 +303,7 @@ class Reaper:
     the kubelet would still have prepared (specification 8).
     """
 
-    def __init__(self, cluster: Cluster, clock: Clock, progress: Progress) -> None:
+    def __init__(self, cluster: Cluster, clock: Clock, progress: Teller) -> None:
         self._cluster, self._clock, self._progress = cluster, clock, progress
         self._since: dict[str, float] = {}
         """Pod uid -> when it was first seen to be ending."""
