@@ -32,6 +32,8 @@ ACCEPT: Final = "nvidia.com/gpu-driver-manager.accept"
 """Node annotation, `true`: a person accepts the node as it is, so it is opened though its validation failed. Taken off with that."""
 PAUSED_ROLLOUT: Final = "nvidia.com/gpu-driver-manager.paused"
 """Annotation of the controller's Lease: no node is started. `true` by a person; else what the controller says why it paused."""
+WAITING: Final = "nvidia.com/gpu-driver-manager.waiting"
+"""Annotation of the controller's Lease: policy group -> why no more of its nodes are begun now (JSON)."""
 GRANTS: Final = "nvidia.com/gpu-driver-manager.grants"
 """Annotation of the controller's Lease: names of nodes that may be cordoned though they do not show it yet (JSON list)."""
 

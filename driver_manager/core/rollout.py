@@ -290,7 +290,7 @@ def _start(situation: Situation) -> _Go:
         change = change.and_then(NodeChange(annotations={REQUESTOR_MODE: "true"}, unschedulable=node.unschedulable))
         changes["is_cordoned"] = False
         return _go(started, State.MAINTENANCE, Because.STARTED, "a maintenance operator is asked to free the node", change, **changes)
-    if _may_only_restart(situation):
+    if may_only_restart(situation):
         sentence = "nothing that the driver is built from has changed: the pod alone is restarted, nobody is evicted"
         return _go(started, State.POD_RESTART, Because.RESTART_ONLY, sentence, change, **changes)
     return _go(started, State.CORDON, Because.STARTED, "it is cordoned", change, **changes)
@@ -301,7 +301,7 @@ def _devices(node: NodeView) -> dict[str, int]:
     return {name: count or node.capacity.get(name, 0) for name, count in node.allocatable.items()}
 
 
-def _may_only_restart(situation: Situation) -> bool:
+def may_only_restart(situation: Situation) -> bool:
     """Whether the new driver is the old one (equal digests), so that its pod can be restarted under its users."""
     driver, daemon_set = situation.driver, situation.daemon_set
     if driver is None or daemon_set is None or driver.is_orphan or situation.is_synced(driver):

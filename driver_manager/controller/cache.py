@@ -1,0 +1,236 @@
+"""The newest of everything that is followed, and which nodes a change concerns. It decides nothing.
+
+An event that is older than what is known already (a watch that lags behind our own write) is passed over: resourceVersions of one kind are
+ordered, https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from driver_manager.core.fleet import Changed, FleetEvent, FleetPod, FleetSet, Kind, Listed, NotServed, PolicySource, Revision
+from driver_manager.core.snapshot import ChangeKind, NodeView
+from driver_manager.names import COMPONENT_LABEL, DRIVER_COMPONENTS
+
+CLUSTER_POLICY_APP = "nvidia-driver-daemonset"
+"""`app` of ClusterPolicy's driver pods, which older operators give no component label."""
+VALIDATOR_APP = "nvidia-operator-validator"
+
+
+def is_driver(labels: Mapping[str, str]) -> bool:
+    """Whether pod labels are a driver's."""
+    return labels.get(COMPONENT_LABEL) in DRIVER_COMPONENTS or labels.get("app") == CLUSTER_POLICY_APP
+
+
+def is_validator(labels: Mapping[str, str]) -> bool:
+    """Whether pod labels are a validator's."""
+    return labels.get("app") == VALIDATOR_APP
+
+
+@dataclass(slots=True)
+class _Pods:
+    """Pods of one kind, by uid and by node."""
+
+    by_uid: dict[str, FleetPod] = field(default_factory=dict)
+    by_node: dict[str, dict[str, FleetPod]] = field(default_factory=dict)
+
+    def put(self, pod: FleetPod) -> set[str]:
+        old = self.by_uid.get(pod.uid)
+        if old == pod:
+            return set()
+        touched = self.take(pod.uid) if old is not None and old.node_name != pod.node_name else set()
+        self.by_uid[pod.uid] = pod
+        self.by_node.setdefault(pod.node_name, {})[pod.uid] = pod
+        return touched | {pod.node_name}
+
+    def take(self, uid: str) -> set[str]:
+        old = self.by_uid.pop(uid, None)
+        if old is None:
+            return set()
+        there = self.by_node[old.node_name]
+        del there[uid]
+        if not there:
+            del self.by_node[old.node_name]
+        return {old.node_name}
+
+    def on(self, node_name: str) -> tuple[FleetPod, ...]:
+        return tuple(sorted(self.by_node.get(node_name, {}).values(), key=lambda pod: (pod.created, pod.uid)))
+
+
+class Cache:
+    """What is known of the fleet."""
+
+    def __init__(self, on_policies: Callable[[], None] = lambda: None) -> None:
+        self.nodes: dict[str, NodeView] = {}
+        self.sets: dict[str, FleetSet] = {}
+        """By uid."""
+        self.policies: dict[str, PolicySource] = {}
+        """By uid."""
+        self._revisions: dict[str, dict[str, Revision]] = {}
+        """DaemonSet uid -> revision uid -> revision."""
+        self._wanted: dict[str, str] = {}
+        """DaemonSet uid -> hash of its newest revision."""
+        self._drivers, self._validators = _Pods(), _Pods()
+        self._on_policies = on_policies
+        self.synced: set[Kind] = set()
+        """Kinds that have been listed, or are not served."""
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether everything has been listed once."""
+        return len(self.synced) == len(Kind)
+
+    # Reading ------------------------------------------------------------------------------------------------------
+
+    def drivers_on(self, node_name: str) -> tuple[FleetPod, ...]:
+        """Driver pods of a node, in the order of their making."""
+        return self._drivers.on(node_name)
+
+    def validators_on(self, node_name: str) -> tuple[FleetPod, ...]:
+        """Validator pods of a node."""
+        return self._validators.on(node_name)
+
+    def driver_set_for(self, node: NodeView) -> FleetSet | None:
+        """The DaemonSet of the node's newest driver pod; where that has none any more, the one that would make a pod there."""
+        for pod in reversed(self.drivers_on(node.name)):
+            if pod.owner is not None and (owner := self.sets.get(pod.owner.uid)) is not None:
+                return owner
+        return next(
+            (each for each in self.sets.values() if not each.is_deleting and is_driver(each.pod_labels) and each.fits(node.labels)), None
+        )
+
+    def wanted(self, daemon_set: FleetSet | None) -> str:
+        """Hash of a DaemonSet's newest template; empty while its controller has not seen that."""
+        return self._wanted.get(daemon_set.uid, "") if daemon_set is not None and daemon_set.is_settled else ""
+
+    def needs_validator(self, node: NodeView) -> bool:
+        """Whether a validator's DaemonSet matches the node."""
+        return any(is_validator(each.pod_labels) and not each.is_deleting and each.fits(node.labels) for each in self.sets.values())
+
+    # Events -------------------------------------------------------------------------------------------------------
+
+    def apply(self, event: FleetEvent) -> set[str]:
+        """Takes in an event; gives the names of the nodes that it concerns."""
+        match event:
+            case Listed(kind, items):
+                self.synced.add(kind)
+                return self._listed(kind, items)
+            case Changed(kind, change, item):
+                return self._gone(kind, item) if change is ChangeKind.GONE else self._put(kind, item)
+            case NotServed(kind):
+                self.synced.add(kind)
+                return self._listed(kind, ())
+
+    def put_node(self, node: NodeView) -> set[str]:
+        """Takes in a node, from a watch or as the answer to a write."""
+        old = self.nodes.get(node.name)
+        if old is not None and old.uid == node.uid and int(node.resource_version) <= int(old.resource_version):
+            return set()
+        self.nodes[node.name] = node
+        return {node.name}
+
+    def drop_node(self, name: str, uid: str) -> set[str]:
+        """A node is gone, or is none of the fleet's any more."""
+        if name in self.nodes and self.nodes[name].uid == uid:
+            del self.nodes[name]
+            return {name}
+        return set()
+
+    def _put(self, kind: Kind, item: object) -> set[str]:
+        match item:
+            case NodeView():
+                return self.put_node(item)
+            case FleetPod():
+                return (self._drivers if kind is Kind.DRIVER_PODS else self._validators).put(item)
+            case FleetSet():
+                return self._put_set(item)
+            case Revision():
+                self._revisions.setdefault(item.owner_uid, {})[item.uid] = item
+                return self._count_revisions(item.owner_uid)
+            case PolicySource():
+                self.policies[item.uid] = item
+                self._on_policies()
+                return set()
+        raise AssertionError(item)
+
+    def _gone(self, kind: Kind, item: object) -> set[str]:
+        match item:
+            case NodeView():
+                return self.drop_node(item.name, item.uid)
+            case FleetPod():
+                return (self._drivers if kind is Kind.DRIVER_PODS else self._validators).take(item.uid)
+            case FleetSet():
+                return self._drop_set(item.uid)
+            case Revision():
+                self._revisions.get(item.owner_uid, {}).pop(item.uid, None)
+                return self._count_revisions(item.owner_uid)
+            case PolicySource():
+                self.policies.pop(item.uid, None)
+                self._on_policies()
+                return set()
+        raise AssertionError(item)
+
+    def _listed(self, kind: Kind, items: Collection[object]) -> set[str]:
+        """Everything of a kind: what is not in it is gone."""
+        there = {item.uid for item in items if isinstance(item, NodeView | FleetPod | FleetSet | Revision | PolicySource)}
+        touched = set[str]()
+        for old in self._all(kind):
+            if old.uid not in there:
+                touched |= self._gone(kind, old)
+        for item in items:
+            touched |= self._put(kind, item)
+        return touched
+
+    def _all(self, kind: Kind) -> list[NodeView | FleetPod | FleetSet | Revision | PolicySource]:
+        match kind:
+            case Kind.NODES:
+                return list(self.nodes.values())
+            case Kind.DRIVER_PODS:
+                return list(self._drivers.by_uid.values())
+            case Kind.VALIDATOR_PODS:
+                return list(self._validators.by_uid.values())
+            case Kind.DAEMON_SETS:
+                return list(self.sets.values())
+            case Kind.REVISIONS:
+                return [each for some in self._revisions.values() for each in some.values()]
+            case Kind.CLUSTER_POLICIES | Kind.NVIDIA_DRIVERS:
+                word = "ClusterPolicy" if kind is Kind.CLUSTER_POLICIES else "NVIDIADriver"
+                return [each for each in self.policies.values() if each.kind == word]
+
+    # DaemonSets ---------------------------------------------------------------------------------------------------
+
+    def _put_set(self, new: FleetSet) -> set[str]:
+        """Its status changes with every pod: only a change of what is read here concerns anybody."""
+        old = self.sets.get(new.uid)
+        if old == new:
+            return set()
+        self.sets[new.uid] = new
+        if old is not None and (old.node_selector, old.affinity) == (new.node_selector, new.affinity):
+            return self._nodes_of(new) if is_driver(new.pod_labels) else set()
+        return self._fitting(new) | (self._fitting(old) if old else set()) | self._nodes_of(new)
+
+    def _drop_set(self, uid: str) -> set[str]:
+        old = self.sets.pop(uid, None)
+        self._revisions.pop(uid, None)
+        self._wanted.pop(uid, None)
+        return self._fitting(old) | self._nodes_of(old) if old is not None else set()
+
+    def _fitting(self, daemon_set: FleetSet) -> set[str]:
+        if not (is_driver(daemon_set.pod_labels) or is_validator(daemon_set.pod_labels)):
+            return set()
+        return {name for name, node in self.nodes.items() if daemon_set.fits(node.labels)}
+
+    def _nodes_of(self, daemon_set: FleetSet) -> set[str]:
+        return _nodes(pod for pod in self._drivers.by_uid.values() if pod.owner is not None and pod.owner.uid == daemon_set.uid)
+
+    def _count_revisions(self, owner_uid: str) -> set[str]:
+        newest = max(self._revisions.get(owner_uid, {}).values(), key=lambda each: each.number, default=None)
+        new = newest.hash if newest is not None else ""
+        if self._wanted.get(owner_uid, "") == new:
+            return set()
+        self._wanted[owner_uid] = new
+        daemon_set = self.sets.get(owner_uid)
+        return self._nodes_of(daemon_set) | self._fitting(daemon_set) if daemon_set is not None else set()
+
+
+def _nodes(pods: Iterable[FleetPod]) -> set[str]:
+    return {pod.node_name for pod in pods}

@@ -1,0 +1,176 @@
+"""Who leads: one replica at a time, by a Lease, and the grants that stand in it.
+
+As with Kubernetes' own leader election no clock of another machine is read: a Lease is over when it has not been seen to change for its
+duration. A leader that could not renew for `renew_deadline` stops writing before anybody else can begin, as every request of its ends
+within `request_timeout`, which is shorter than the difference.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Final
+
+from driver_manager.controller.settings import ControllerSettings
+from driver_manager.core.fleet import LeaseView
+from driver_manager.errors import ClusterError, Conflict
+from driver_manager.names import GRANTS, WAITING
+from driver_manager.ports import Clock, Fleet
+
+logger = logging.getLogger(__name__)
+
+OURS: Final = (GRANTS, WAITING)
+"""Annotations of the Lease that only its holder writes; all others are people's."""
+
+
+class LostLease(Exception):
+    """Another replica leads, or may lead soon."""
+
+
+class Election:
+    """One replica's part in it."""
+
+    def __init__(self, fleet: Fleet, clock: Clock, settings: ControllerSettings) -> None:
+        self._fleet, self._clock, self._settings = fleet, clock, settings
+        self._seen: LeaseView | None = None
+        self._seen_at = 0.0
+        self._renewed_at = float("-inf")
+        self._is_leading = False
+        self._writing = asyncio.Lock()
+        self.annotations: dict[str, str] = {}
+        """What the next write of the Lease says beside who leads; keys of OURS."""
+
+    def still_leading(self) -> bool:
+        """Whether a write may be begun now."""
+        return self._is_leading and self._clock.now() - self._renewed_at < self._settings.renew_deadline
+
+    @property
+    def lease(self) -> LeaseView | None:
+        """As it was last seen."""
+        return self._seen
+
+    @property
+    def holder(self) -> str:
+        """Who leads, as last seen."""
+        return self._seen.holder if self._seen is not None else ""
+
+    async def win(self) -> None:
+        """Returns when this replica leads; `lease` is what its predecessor left."""
+        while True:
+            try:
+                if await self._try_to_win():
+                    return
+            except ClusterError as error:
+                logger.warning("the Lease cannot be read or written", extra={"error": error.message})
+            await self._clock.sleep(self._settings.retry_period)
+
+    async def _try_to_win(self) -> bool:
+        asked_at = self._clock.now()
+        lease = await self._fleet.lease(self._settings.lease_namespace, self._settings.lease_name)
+        if self._seen is None or lease.resource_version != self._seen.resource_version:
+            self._seen_at = self._clock.now()
+        self._seen = lease
+        is_free = not lease.holder or lease.holder == self._settings.identity
+        if not is_free and self._clock.now() - self._seen_at < lease.duration_seconds:
+            return False
+        self.annotations = {key: value for key, value in lease.annotations.items() if key in OURS}
+        try:
+            await self._write(replace(lease, transitions=lease.transitions + 1, acquired=self._now()), asked_at)
+        except Conflict:
+            return False
+        self._is_leading = True
+        logger.info("this replica leads", extra={"identity": self._settings.identity, "before": lease.holder or "nobody"})
+        return True
+
+    async def keep(self) -> None:
+        """Renews without end.
+
+        Raises:
+            LostLease: it could not be renewed in time, or somebody else has it.
+        """
+        while True:
+            await self._clock.sleep(self._settings.retry_period)
+            try:
+                await self.write()
+            except Conflict as error:
+                self._is_leading = False
+                raise LostLease(error.message) from error
+            except ClusterError as error:
+                logger.warning("the Lease cannot be renewed", extra={"error": error.message})
+            if not self.still_leading():
+                self._is_leading = False
+                raise LostLease("it could not be renewed in time")
+
+    def say(self, key: str, value: str | None) -> None:
+        """Has the next write say something else; None says nothing."""
+        if value is None:
+            self.annotations.pop(key, None)
+        else:
+            self.annotations[key] = value
+
+    async def write(self) -> None:
+        """Renews the Lease, with its annotations.
+
+        Raises:
+            Conflict: another replica has it now. ClusterError: it is not known whether it was written.
+        """
+        async with self._writing:
+            assert self._seen is not None
+            asked_at = self._clock.now()
+            try:
+                await self._write(self._seen, asked_at)
+            except Conflict:
+                if not await self._is_still_ours():
+                    raise
+                await self._write(self._seen, asked_at)
+
+    async def _is_still_ours(self) -> bool:
+        """Whether the newest Lease has our name: a write whose answer was lost, or a person's annotation, is no rival's."""
+        lease = await self._fleet.lease(self._settings.lease_namespace, self._settings.lease_name)
+        self._seen = lease
+        return lease.holder == self._settings.identity
+
+    async def _write(self, lease: LeaseView, asked_at: float) -> None:
+        settings = self._settings
+        kept = {key: value for key, value in lease.annotations.items() if key not in OURS}
+        wanted = replace(
+            lease,
+            namespace=settings.lease_namespace,
+            name=settings.lease_name,
+            holder=settings.identity,
+            duration_seconds=round(settings.lease_duration),
+            acquired=lease.acquired or self._now(),
+            renewed=self._now(),
+            annotations={**kept, **self.annotations},
+        )
+        self._seen = await self._fleet.write_lease(wanted)
+        self._seen_at = self._clock.now()
+        self._renewed_at = asked_at
+
+    async def resign(self) -> None:
+        """Lets another replica take over at once. Nothing may be under way."""
+        if not self._is_leading or self._seen is None:
+            return
+        self._is_leading = False
+        async with self._writing:
+            await self._fleet.write_lease(replace(self._seen, holder="", duration_seconds=1, renewed=self._now()))
+
+    def _now(self) -> str:
+        return self._clock.wall().removesuffix("Z") + ".000000Z"
+
+
+def written_grants(names: Iterable[str]) -> str | None:
+    """The annotation's value; None where there are none."""
+    every = sorted(names)
+    return json.dumps(every, separators=(",", ":")) if every else None
+
+
+def read_grants(lease: LeaseView | None) -> frozenset[str]:
+    """Names of nodes that a predecessor may be about to cordon."""
+    text = lease.annotations.get(GRANTS, "") if lease is not None else ""
+    try:
+        names = json.loads(text or "[]")
+    except ValueError:
+        return frozenset()
+    return frozenset(name for name in names if isinstance(name, str)) if isinstance(names, list) else frozenset()

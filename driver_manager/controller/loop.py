@@ -1,0 +1,508 @@
+"""The controller's loop: what changed, what to do about it, one guarded write per node; starts are granted in the Lease first.
+
+Everything between two awaits sees one state. A node with a write under way is not decided about again before its answer is there.
+"""
+
+import asyncio
+import heapq
+import json
+import logging
+from collections.abc import Coroutine, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from driver_manager.controller.cache import Cache
+from driver_manager.controller.election import Election, read_grants, written_grants
+from driver_manager.controller.settings import ControllerSettings
+from driver_manager.controller.telling import Telling
+from driver_manager.controller.work import Job, Worker, what_to_free
+from driver_manager.core.budget import Tally, count
+from driver_manager.core.fleet import Changed, FleetPod, Kind
+from driver_manager.core.policy_groups import Groups, policy_groups
+from driver_manager.core.rollout import decide, may_only_restart
+from driver_manager.core.rollout_record import BadProgress, Progress, decode, encode
+from driver_manager.core.rollout_states import Because, State, state_of
+from driver_manager.core.situation import Decision, Situation, Stay, Turn, Work
+from driver_manager.core.snapshot import ChangeKind, NodeView
+from driver_manager.errors import ClusterError, Conflict, NotFound
+from driver_manager.names import GRANTS, PAUSED_ROLLOUT, ROLLOUT, UPGRADE_STATE, WAITING
+from driver_manager.ports import Clock, Fleet, NodePatch
+
+logger = logging.getLogger(__name__)
+
+WRITES_AT_ONCE: Final = 16
+DELETE_AGAIN: Final = 10.0
+"""Seconds after which a driver pod that should be on its way, and does not show it, is deleted again."""
+AFTER_ERROR: Final = 2.0
+"""Seconds until a node is tried again whose write got no answer."""
+FIRST_LOOK_AGAIN: Final = 30.0
+LONGEST_LOOK_AGAIN: Final = 300.0
+"""Seconds until a node with a pod that may not go is looked at again; doubling."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a node was not begun when it was its turn."""
+
+    sentence: str
+    again_at: float
+    pause: float
+
+
+class Controller:
+    """One life of a leader."""
+
+    def __init__(self, fleet: Fleet, clock: Clock, settings: ControllerSettings, election: Election, telling: Telling) -> None:
+        self._fleet, self._clock, self._settings = fleet, clock, settings
+        self._election, self._telling = election, telling
+        self.cache = Cache(self._policies_changed)
+        self.tally = Tally()
+        self.groups = Groups()
+        self.stays: dict[str, Stay] = {}
+        """Node -> why it is where it is, as last decided."""
+        self.waiting: dict[str, str] = {}
+        """Policy group -> why no more of its nodes are begun now."""
+        self._dirty: set[str] = set()
+        self._timers: list[tuple[float, str]] = []
+        self._wake = asyncio.Event()
+        self._writing: set[str] = set()
+        self._starting: set[str] = set()
+        """Nodes whose turn it is, and whose pods are looked at before it is granted."""
+        self._granted: set[str] = set()
+        self._refused: dict[str, Refusal] = {}
+        self._workers: dict[str, tuple[Worker, asyncio.Task[None]]] = {}
+        self._deleted: dict[str, float] = {}
+        """Driver pod uid -> when its deletion was asked for."""
+        self._write_slots = asyncio.Semaphore(WRITES_AT_ONCE)
+        self._tasks: asyncio.TaskGroup | None = None
+        self._are_policies_new = True
+
+    # Running --------------------------------------------------------------------------------------------------------
+
+    async def lead(self) -> None:
+        """Works without end.
+
+        Raises:
+            Forbidden: something may not be followed.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            for kind in Kind:
+                tasks.create_task(self._follow(kind))
+            tasks.create_task(self._work())
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        assert self._tasks is not None
+        return self._tasks.create_task(work)
+
+    async def _follow(self, kind: Kind) -> None:
+        async for event in self._fleet.follow(kind):
+            if kind is Kind.NODES and isinstance(event, Changed) and event.change is ChangeKind.GONE:
+                # The watch selects by label, so the node may be there and only have lost that (decision 41).
+                assert isinstance(event.item, NodeView)
+                self._spawn(self._confirm_gone(event.item))
+                continue
+            self._mark(self.cache.apply(event))
+
+    async def _confirm_gone(self, node: NodeView) -> None:
+        with suppress(ClusterError):
+            still = await self._fleet.node(node.name)
+            if still.uid == node.uid and self._is_in_flow(node.name):
+                self._mark(self.cache.put_node(still))  # it lost its label in mid-flow: it is brought to its end first
+                return
+        self._mark(self.cache.drop_node(node.name, node.uid))
+
+    def _is_in_flow(self, name: str) -> bool:
+        known = self.tally.get(name)
+        return known is not None and (known.is_working or known.is_ours)
+
+    def _mark(self, names: Iterable[str]) -> None:
+        """These nodes are to be decided about."""
+        self._dirty.update(names)
+        self._wake.set()
+
+    def _policies_changed(self) -> None:
+        self._are_policies_new = True
+        self._wake.set()
+
+    async def _work(self) -> None:
+        """Decides about what has changed, as soon as everything has been listed once."""
+        while not self.cache.is_synced:
+            await self._next_change()
+        self._take_over_grants()
+        self._telling.synced()
+        while True:
+            self._take_policies()
+            self._due_timers()
+            while self._dirty:
+                self._consider_safely(self._dirty.pop())
+            self._start_nodes()
+            self._telling.passed()
+            if not self._dirty:
+                await self._next_change()
+
+    async def _next_change(self) -> None:
+        pause = self._timers[0][0] - self._clock.epoch() if self._timers else 3600.0
+        waiting = [asyncio.ensure_future(self._wake.wait()), asyncio.ensure_future(self._clock.sleep(max(0.001, pause)))]
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waiting:
+                each.cancel()
+        self._wake.clear()
+
+    def _due_timers(self) -> None:
+        now = self._clock.epoch()
+        while self._timers and self._timers[0][0] <= now:
+            self._dirty.add(heapq.heappop(self._timers)[1])
+
+    def _remind(self, name: str, at: float) -> None:
+        if at:
+            heapq.heappush(self._timers, (at, name))
+            self._wake.set()
+
+    def _take_policies(self) -> None:
+        if not self._are_policies_new:
+            return
+        self._are_policies_new = False
+        sources = self.cache.policies.values()
+        cluster_policies = [each for each in sources if each.kind == "ClusterPolicy"]
+        drivers = [each for each in sources if each.kind == "NVIDIADriver"]
+        groups = policy_groups(cluster_policies, drivers, self._settings.policy)
+        if groups != self.groups:
+            self.groups = groups
+            self._telling.policies(groups)
+            for source in sources:
+                self._spawn(self._telling.condition(source, groups.problems.get(f"{source.kind}/{source.name}", "")))
+            self._dirty.update(self.cache.nodes)
+
+    # Deciding -------------------------------------------------------------------------------------------------------
+
+    def _consider_safely(self, name: str) -> None:
+        """One node's trouble stays its own (R9)."""
+        try:
+            self._consider(name)
+        except Exception:
+            logger.exception("a decision failed: a bug", extra={"node": name})
+            self._telling.bug(name)
+            self._remind(name, self._clock.epoch() + FIRST_LOOK_AGAIN)
+
+    def _consider(self, name: str) -> None:
+        node = self.cache.nodes.get(name)
+        if node is None:
+            self._forget(name)
+            return
+        if name in self._writing:
+            return  # its end marks the node again
+        situation = self.situation(node)
+        self._count(node, situation)
+        decision = decide(situation)
+        if decision.change:
+            self._writing.add(name)
+            self._spawn(self._write(node, situation, decision))
+            return
+        if name in self._granted:  # it cannot be begun after all, and no write of ours is under way
+            self._let_go(name)
+            self._mark((name,))
+        elif decision.rest is not None:
+            self._rest(situation, decision.rest)
+
+    def _forget(self, name: str) -> None:
+        self._stop_worker(name)
+        self.tally.put(name, None)
+        for names in (self.stays, self._refused):
+            names.pop(name, None)
+        for some in (self._starting, self._granted):
+            some.discard(name)
+        self._say_grants()
+
+    def situation(self, node: NodeView) -> Situation:
+        """All that a decision about a node needs."""
+        progress, bad = _progress_of(node)
+        daemon_set = self.cache.driver_set_for(node)
+        group = self.groups.of(node.labels)
+        told = self._told(node.name, progress)
+        return Situation(
+            node=node,
+            state=state_of(node.labels.get(UPGRADE_STATE)),
+            now=self._clock.epoch(),
+            group=group.name,
+            policy=group.policy,
+            progress=progress,
+            bad_progress=bad,
+            daemon_set=daemon_set,
+            wanted=self.cache.wanted(daemon_set),
+            drivers=self.cache.drivers_on(node.name),
+            validators=self.cache.validators_on(node.name),
+            needs_validator=self.cache.needs_validator(node),
+            freeing=told.freeing if told else None,
+            jobs=told.jobs if told else None,
+            turn=self._turn(node.name),
+            settings=self._settings.rollout,
+        )
+
+    def _told(self, name: str, progress: Progress | None) -> Any:
+        worker = self._workers.get(name)
+        is_current = worker is not None and progress is not None and worker[0].job.since == progress.since
+        return worker[0].told if worker is not None and is_current else None
+
+    def _turn(self, name: str) -> Turn:
+        if name in self._granted:
+            return Turn(is_granted=True)
+        refusal = self._refused.get(name)
+        if refusal is not None and refusal.again_at > self._clock.epoch():
+            return Turn(because=Because.BLOCKED_BY_POD, sentence=refusal.sentence, again_at=refusal.again_at)
+        return Turn()
+
+    def _count(self, node: NodeView, situation: Situation) -> None:
+        new = count(
+            node,
+            situation.state,
+            situation.progress,
+            situation.group,
+            is_granted=node.name in self._granted or node.name in self._starting,
+            gang_label=self._settings.gang_label,
+            order_label=self._settings.order_key,
+        )
+        self.tally.put(node.name, new)
+
+    def _rest(self, situation: Situation, stay: Stay) -> None:
+        """The node waits: remember why, wake up in time, and have done what has to be done meanwhile."""
+        name = situation.node.name
+        if self.stays.get(name) != stay:
+            self.stays[name] = stay
+            self._telling.stays(situation.node, stay)
+        self._remind(name, stay.again_at)
+        match stay.work:
+            case Work.NOTHING:
+                self._stop_worker(name)
+            case Work.RESTART_DRIVER:
+                assert stay.pod is not None
+                self._stop_worker(name)
+                self._restart_driver(name, stay.pod)
+            case _:
+                self._have_done(situation, stay.work)
+
+    # Working --------------------------------------------------------------------------------------------------------
+
+    def _have_done(self, situation: Situation, work: Work) -> None:
+        progress, name = situation.progress, situation.node.name
+        assert progress is not None
+        job = Job(work, progress.since, situation.node, situation.in_force, progress.deadline)
+        running = self._workers.get(name)
+        if running is not None and running[0].job.key == job.key:
+            return
+        self._stop_worker(name)
+        worker = Worker(self._fleet, self._clock, self._settings.agent, job, lambda: self._mark((name,)))
+        self._workers[name] = (worker, self._spawn(worker.run()))
+
+    def _stop_worker(self, name: str) -> None:
+        if (worker := self._workers.pop(name, None)) is not None:
+            worker[1].cancel()
+
+    def _restart_driver(self, name: str, pod: FleetPod) -> None:
+        now = self._clock.epoch()
+        if now - self._deleted.get(pod.uid, 0.0) < DELETE_AGAIN:
+            return
+        self._deleted[pod.uid] = now
+        self._remind(name, now + DELETE_AGAIN)
+        self._spawn(self._delete_driver(name, pod))
+
+    async def _delete_driver(self, name: str, pod: FleetPod) -> None:
+        try:
+            if self._election.still_leading():
+                await self._fleet.delete_pod(pod.namespace, pod.name, pod.uid)
+                self._telling.restarted(self.cache.nodes.get(name), pod)
+        except (NotFound, Conflict):
+            pass  # it is gone: the watch tells
+        except ClusterError as error:
+            logger.warning("a driver pod could not be deleted, trying again", extra={"node": name, "pod": pod.ref, "error": error.message})
+            del self._deleted[pod.uid]
+            self._remind(name, self._clock.epoch() + AFTER_ERROR)
+
+    # Writing --------------------------------------------------------------------------------------------------------
+
+    async def _write(self, node: NodeView, situation: Situation, decision: Decision) -> None:
+        """One guarded patch; whatever comes of it, the node is decided about again."""
+        name, change = node.name, decision.change
+        patch = NodePatch(
+            name=name,
+            resource_version=node.resource_version,
+            labels=change.labels,
+            annotations=change.annotations,
+            unschedulable=change.unschedulable,
+        )
+        try:
+            async with self._write_slots:
+                if not self._election.still_leading():
+                    return
+                written = await self._fleet.patch_node(patch)
+            self.cache.put_node(written)
+            self._let_go(name)
+            self._refused.pop(name, None)
+            evicted = self._workers[name][0].told.evicted if name in self._workers else []
+            self._telling.moved(written, decision, situation, evicted)
+        except Conflict:
+            await self._read_again(name)
+        except NotFound:
+            self.cache.drop_node(name, node.uid)
+        except ClusterError as error:
+            logger.warning("a node could not be written, trying again", extra={"node": name, "error": error.message})
+            await self._clock.sleep(AFTER_ERROR)
+            await self._read_again(name)
+        finally:
+            self._writing.discard(name)
+            self._mark((name,))
+
+    async def _read_again(self, name: str) -> None:
+        try:
+            self.cache.put_node(await self._fleet.node(name))
+        except NotFound:
+            if name in self.cache.nodes:
+                self.cache.drop_node(name, self.cache.nodes[name].uid)
+        except ClusterError:
+            await self._clock.sleep(AFTER_ERROR)
+
+    def _let_go(self, name: str) -> None:
+        """A grant has been used, or is not going to be."""
+        self._starting.discard(name)
+        if name in self._granted:
+            self._granted.discard(name)
+            self._say_grants()
+
+    # Starting -------------------------------------------------------------------------------------------------------
+
+    def _say_grants(self) -> None:
+        self._election.say(GRANTS, written_grants(self._granted))
+
+    def _take_over_grants(self) -> None:
+        """What a predecessor granted may be written at any moment: each such node is begun, or written to, so that an old write fails."""
+        names = [name for name in read_grants(self._election.lease) if name in self.cache.nodes]
+        for name in names:
+            if state_of(self.cache.nodes[name].labels.get(UPGRADE_STATE)) is State.REQUIRED:
+                self._starting.add(name)
+        self._dirty.update(self.cache.nodes)
+        inherited = [name for name in names if name in self._starting]
+        if inherited:
+            self._granted.update(inherited)
+            self._spawn(self._begin(inherited, inherited=True))
+
+    def _start_nodes(self) -> None:
+        """Finds out whose turn it is."""
+        chosen: list[str] = []
+        waiting: dict[str, str] = {}
+        lease = self._election.lease
+        paused = lease.annotations.get(PAUSED_ROLLOUT, "") if lease is not None else ""
+        for group, sums in list(self.tally.groups().items()):
+            if not sums.pending:
+                continue
+            if paused:
+                waiting[group] = f"the roll-out is paused by the annotation {PAUSED_ROLLOUT} of the Lease"
+                continue
+            if why := self._choose(group, chosen):
+                waiting[group] = why
+        if waiting != self.waiting:
+            self.waiting = waiting
+            self._election.say(WAITING, json.dumps(waiting, sort_keys=True)[:2000] if waiting else None)
+            self._telling.waiting(waiting)
+        if chosen:
+            self._spawn(self._begin(chosen))
+
+    def _choose(self, group: str, chosen: list[str]) -> str:
+        """Takes nodes of a group in their order as long as there is room; gives why no more, empty where all have their turn."""
+        why = ""
+        for name in self.tally.pending(group):
+            stay = self.stays.get(name)
+            if name in self._starting or name in self._writing or stay is None or stay.because is not Because.NO_SLOT:
+                continue
+            policy = self.groups.of(self.cache.nodes[name].labels).policy
+            known = self.tally.get(name)
+            if policy is None or known is None or (why and not known.is_foreign):
+                continue
+            turn = self.tally.turn(name, policy, self._settings.cluster_max_unavailable, self._settings.most_failures)
+            if turn.is_granted:
+                chosen.append(name)
+                self._starting.add(name)
+                self._count(self.cache.nodes[name], self.situation(self.cache.nodes[name]))
+            elif turn.because is not Because.GANG_BUSY:
+                why = turn.sentence
+        return why
+
+    async def _begin(self, names: list[str], *, inherited: bool = False) -> None:
+        """Looks at the pods of nodes whose turn it is, and grants those that nothing stands in the way of, in one write."""
+        refusals = await asyncio.gather(*(self._look(name) for name in names))
+        fine = [name for name, refusal in zip(names, refusals, strict=True) if refusal is None]
+        for name, refusal in zip(names, refusals, strict=True):
+            if refusal is not None:
+                self._refuse(name, refusal, inherited=inherited)
+        try:
+            if fine:
+                self._granted.update(fine)
+                self._say_grants()
+                await self._election.write()
+        except ClusterError as error:
+            logger.warning("starts could not be granted, trying again", extra={"nodes": fine, "error": error.message})
+            # The write may have been taken, so what it says stays said until the nodes show something else.
+            await self._clock.sleep(AFTER_ERROR)
+            self._spawn(self._begin(fine, inherited=inherited))
+            return
+        self._mark(names)
+
+    async def _look(self, name: str) -> str | None:
+        """Why a node cannot be begun; None where nothing stands in the way."""
+        node = self.cache.nodes.get(name)
+        if node is None:
+            return "it is gone"
+        situation = self.situation(node)
+        if situation.policy is None or may_only_restart(situation):
+            return None
+        try:
+            pods = await self._fleet.pods_on(name)
+            todo = await what_to_free(self._fleet, self._settings.agent, node, pods.items, situation.policy, Work.FREE)
+        except ClusterError as error:
+            return f"its pods cannot be looked at: {error.message}"
+        if todo.refusals and situation.policy.drain.enable:
+            return None  # the drain has other rules, and comes after
+        return "; ".join(todo.refusals) or None
+
+    def _refuse(self, name: str, sentence: str, *, inherited: bool) -> None:
+        """Nothing is done to the node; it is looked at again later."""
+        before = self._refused.get(name)
+        pause = min(2 * before.pause, LONGEST_LOOK_AGAIN) if before is not None else FIRST_LOOK_AGAIN
+        again_at = self._clock.epoch() + pause
+        self._refused[name] = Refusal(sentence, again_at, pause)
+        self._starting.discard(name)
+        self._remind(name, again_at)
+        if inherited and name in self.cache.nodes:
+            self._spawn(self._void(self.cache.nodes[name]))
+        else:
+            self._mark((name,))
+
+    async def _void(self, node: NodeView) -> None:
+        """Writes to a node that a predecessor was granted and that is not begun: a late write of that one fails by its version."""
+        progress = _progress_of(node)[0] or Progress(node=node.uid)
+        said = msgspec.structs.replace(progress, since=self._clock.epoch(), reason=Because.BLOCKED_BY_POD.value)
+        try:
+            self.cache.put_node(await self._fleet.patch_node(NodePatch(name=node.name, annotations={ROLLOUT: encode(said)})))
+            self._let_go(node.name)
+        except NotFound:
+            self._let_go(node.name)
+        except ClusterError:
+            await self._clock.sleep(AFTER_ERROR)
+            self._spawn(self._void(self.cache.nodes.get(node.name, node)))
+        self._mark((node.name,))
+
+
+def _progress_of(node: NodeView) -> tuple[Progress | None, str]:
+    """The node's record, and what is wrong with it; another node's is none."""
+    text = node.annotations.get(ROLLOUT)
+    if text is None:
+        return None, ""
+    try:
+        progress = decode(text)
+    except BadProgress as error:
+        return None, str(error)
+    return (progress, "") if progress.node == node.uid else (None, "")

@@ -1,0 +1,42 @@
+"""The controller's settings, with units, defaults and reasons. `cli` fills them from flags and environment."""
+
+from dataclasses import dataclass, field
+
+from driver_manager.config import Settings
+from driver_manager.core.situation import RolloutSettings
+from driver_manager.core.upgrade_policy import UpgradePolicy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerSettings:
+    """Everything that can be set. Times in seconds."""
+
+    operator_namespace: str = "gpu-operator"
+    """Where driver DaemonSets, their pods and the validators are."""
+    identity: str = "controller"
+    """Who this replica is, in the Lease: its pod's name."""
+    policy: UpgradePolicy | None = None
+    """From a file; None: custom resources tell."""
+    lease_namespace: str = "driver-manager"
+    lease_name: str = "driver-manager-controller"
+    lease_duration: float = 15.0
+    """Another replica takes over when the Lease was not renewed for so long."""
+    renew_deadline: float = 10.0
+    """A leader that could not renew for so long stops writing."""
+    retry_period: float = 2.0
+    """Between two tries to get or renew the Lease."""
+    request_timeout: float = 4.0
+    """Less than lease_duration - renew_deadline: a write of a lost leader ends before the next leader begins (decision 34)."""
+    cluster_max_unavailable: int | str | None = None
+    """Nodes of the whole cluster that may be unavailable, a number or a share, beside the limits of the groups."""
+    most_failures: int = 5
+    """So many nodes in a row may fail with one driver before no other is begun with it; 0 is no limit."""
+    gang_label: str = ""
+    """Node label: no two nodes with the same value are in work at once."""
+    order_key: str = ""
+    """Node label or annotation with a number: smaller ones come first."""
+    rollout: RolloutSettings = field(default_factory=RolloutSettings)
+    agent: Settings = field(default_factory=Settings)
+    """How users of the driver are told: the agent's settings."""
+    listen: str = "0.0.0.0:8080"
+    """Address of /healthz, /readyz and /metrics; empty for none."""

@@ -1,0 +1,138 @@
+"""What the controller tells people and machines: log lines, Events, conditions, and counters for metrics. Nothing waits for it."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from driver_manager.core.fleet import EventNote, FleetPod, PolicySource
+from driver_manager.core.policy_groups import Groups
+from driver_manager.core.rollout_states import Because, State
+from driver_manager.core.situation import Decision, Move, Situation, Stay
+from driver_manager.core.snapshot import NodeView
+from driver_manager.errors import ClusterError
+from driver_manager.ports import Clock, Fleet
+
+logger = logging.getLogger(__name__)
+
+CONDITION: Final = "DriverManagerPolicyAccepted"
+"""Type of our condition on ClusterPolicy and NVIDIADriver."""
+WAITING_EVENTS: Final = 1_000
+"""Events that may wait to be sent; more are dropped, oldest first."""
+WORTH_AN_EVENT: Final = frozenset({Because.BLOCKED_BY_POD, Because.BAD_RECORD, Because.UNKNOWN_STATE, Because.DEVICES_MISSING})
+"""Reasons for staying that a person should hear of; every change of state has an Event anyway."""
+MAX_PODS: Final = 10
+
+
+class Telling:
+    """Tells; `run` sends Events one after the other."""
+
+    def __init__(self, fleet: Fleet, clock: Clock) -> None:
+        self._fleet, self._clock = fleet, clock
+        self._events: asyncio.Queue[EventNote] = asyncio.Queue(WAITING_EVENTS)
+        self.is_synced = False
+        self.passed_at = clock.now()
+        """When the loop last came round."""
+        self.moves: Counter[tuple[State, State, Because]] = Counter()
+        self.stayed: Counter[Because] = Counter()
+        self.driver_restarts = 0
+        self.evictions = 0
+        self.bugs = 0
+        self.dropped_events = 0
+        self.state_seconds: dict[State, list[float]] = {}
+        """State -> how long nodes stayed in it, since the last scrape."""
+
+    async def run(self) -> None:
+        """Sends Events without end. One that is lost is lost."""
+        while True:
+            note = await self._events.get()
+            try:
+                await self._fleet.note_event(note)
+            except ClusterError as error:
+                logger.debug("an Event was lost", extra={"node": note.node_name, "error": error.message})
+
+    def synced(self) -> None:
+        """Everything has been listed once."""
+        self.is_synced = True
+        logger.info("the fleet is known")
+
+    def passed(self) -> None:
+        """The loop came round."""
+        self.passed_at = self._clock.now()
+
+    def moved(self, node: NodeView, decision: Decision, situation: Situation, evicted: Sequence[str]) -> None:
+        """A node has other states now: one Event for the write."""
+        for move in decision.moves:
+            self.moves[move.before, move.after, move.because] += 1
+            logger.info(
+                "node moves",
+                extra={
+                    "node": node.name,
+                    "from": move.before or "none",
+                    "to": move.after or "none",
+                    "reason": move.because,
+                    "why": move.sentence,
+                },
+            )
+        if not decision.moves:
+            return
+        if situation.progress is not None and situation.state is not None and situation.progress.since:
+            self.state_seconds.setdefault(situation.state, []).append(max(0.0, situation.now - situation.progress.since))
+        self.evictions += len(evicted)
+        self._note(node, decision.moves, evicted)
+
+    def _note(self, node: NodeView, moves: Sequence[Move], evicted: Sequence[str]) -> None:
+        first, last = moves[0], moves[-1]
+        more = f" and {len(evicted) - MAX_PODS} more" if len(evicted) > MAX_PODS else ""
+        pods = f"; evicted {', '.join(evicted[:MAX_PODS])}{more}" if evicted else ""
+        sentence = f"from {first.before or 'none'} to {last.after or 'none'}: {last.sentence}{pods}"
+        self._event(node, last.because, sentence, is_warning=last.after is State.FAILED or last.because is Because.NOT_FREED)
+
+    def stays(self, node: NodeView, stay: Stay) -> None:
+        """A node waits for something else than before."""
+        self.stayed[stay.because] += 1
+        logger.debug("node stays", extra={"node": node.name, "reason": stay.because, "why": stay.sentence})
+        if stay.because in WORTH_AN_EVENT:
+            self._event(node, stay.because, stay.sentence, is_warning=True)
+
+    def _event(self, node: NodeView, because: Because, sentence: str, *, is_warning: bool) -> None:
+        if self._events.full():
+            self.dropped_events += 1
+            self._events.get_nowait()
+        note = EventNote(node_name=node.name, node_uid=node.uid, is_warning=is_warning, reason=because.value, sentence=sentence[:1000])
+        self._events.put_nowait(note)
+
+    def restarted(self, node: NodeView | None, pod: FleetPod) -> None:
+        """A driver pod was deleted."""
+        self.driver_restarts += 1
+        logger.info("driver pod deleted", extra={"node": node.name if node else pod.node_name, "pod": pod.ref, "uid": pod.uid})
+
+    def waiting(self, groups: Mapping[str, str]) -> None:
+        """Why no more nodes are begun."""
+        for group, why in groups.items():
+            logger.info("no more nodes are begun", extra={"group": group, "why": why})
+
+    def policies(self, groups: Groups) -> None:
+        """Other policies count now."""
+        every = [groups.everybody] if groups.everybody else list(groups.by_owner.values())
+        for group in every:
+            logger.info("policy", extra={"group": group.name, "upgrades": group.policy is not None, "why": group.why_not})
+        for source, problem in groups.problems.items():
+            logger.warning("a policy is not valid: it starts nothing", extra={"source": source, "problem": problem})
+
+    async def condition(self, source: PolicySource, problem: str) -> None:
+        """Says on the resource itself whether its policy can be used. What is so already is not written."""
+        wanted = ("False", "Invalid") if problem else ("True", "Accepted")
+        if source.conditions.get(CONDITION, ("True", "Accepted")) == wanted:
+            return
+        try:
+            await self._fleet.set_condition(
+                source, CONDITION, is_true=not problem, reason=wanted[1], sentence=problem or "the upgrade policy is used as it is"
+            )
+        except ClusterError as error:
+            logger.warning("a condition could not be written", extra={"source": f"{source.kind}/{source.name}", "error": error.message})
+
+    def bug(self, node_name: str) -> None:
+        """A decision failed."""
+        self.bugs += 1

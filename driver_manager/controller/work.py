@@ -1,0 +1,162 @@
+"""Freeing one node: a task that looks at its pods, evicts those that use the driver, and waits until they are gone."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from driver_manager.config import Settings
+from driver_manager.core.freeing import ToFree, Users, pods_to_drain, pods_to_free
+from driver_manager.core.situation import Freeing, Work
+from driver_manager.core.snapshot import NodeView, PodView
+from driver_manager.core.upgrade_policy import UpgradePolicy
+from driver_manager.errors import ClusterError, DeadlineExceeded, Forbidden, Refused
+from driver_manager.evictions import Evictor, PodTracker, wait_until_gone
+from driver_manager.ports import Clock, Cluster
+
+logger = logging.getLogger(__name__)
+
+MAX_ROUNDS: Final = 3
+"""How often pods that came meanwhile are freed too, before they are named and given up."""
+REPORT_SECONDS: Final = 1.0
+RETRY_SECONDS: Final = 5.0
+"""After an API server that did not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is to be done about one node, in one stay in its state."""
+
+    work: Work
+    since: float
+    """When the node came to the state: the next try is another job."""
+    node: NodeView
+    policy: UpgradePolicy
+    deadline: float
+    """Unix seconds; 0 is without limit."""
+
+    @property
+    def key(self) -> tuple[Work, float]:
+        """The same as long as it is the same job."""
+        return self.work, self.since
+
+
+@dataclass(slots=True)
+class Told:
+    """What a job has found so far."""
+
+    freeing: Freeing | None = None
+    jobs: tuple[str, ...] | None = None
+    evicted: list[str] = field(default_factory=list)
+    """`namespace/name` of pods whose eviction was accepted."""
+
+
+class Worker:
+    """Does one job; tells after each change."""
+
+    def __init__(self, cluster: Cluster, clock: Clock, settings: Settings, job: Job, on_change: Callable[[], None]) -> None:
+        self._cluster, self._clock, self._settings = cluster, clock, settings
+        self.job = job
+        self._on_change = on_change
+        self.told = Told()
+
+    async def run(self) -> None:
+        """Works until the job is done, has failed, or is cancelled. An API server that does not answer is waited for."""
+        while True:
+            try:
+                await (self._watch_jobs() if self.job.work is Work.LOOK_FOR_JOBS else self._free())
+                return
+            except (DeadlineExceeded, Refused, Forbidden) as error:
+                self._tell(Freeing(failure=error.message, blockers=self._blockers()))
+                return
+            except ClusterError as error:
+                logger.warning("freeing a node broke off", extra={"node": self.job.node.name, "error": error.message})
+                await self._clock.sleep(RETRY_SECONDS)
+
+    def _blockers(self) -> tuple[str, ...]:
+        return self.told.freeing.blockers if self.told.freeing else ()
+
+    def _tell(self, freeing: Freeing) -> None:
+        if freeing != self.told.freeing:
+            self.told.freeing = freeing
+            self._on_change()
+
+    def _time_left(self) -> float:
+        """Seconds; 0 is without limit."""
+        return max(0.001, self.job.deadline - self._clock.epoch()) if self.job.deadline else 0.0
+
+    async def _watch_jobs(self) -> None:
+        name, selector = self.job.node.name, self.job.policy.wait_for_completion.pod_selector
+        async with PodTracker(self._cluster, name, await self._cluster.pods_on(name)) as tracker:
+            while True:
+                active = [pod for pod in tracker.present.values() if selector.matches(pod.labels) and not pod.is_over]
+                jobs = tuple(sorted(pod.ref for pod in active))
+                if jobs != self.told.jobs:
+                    self.told.jobs = jobs
+                    self._on_change()
+                if not jobs:
+                    return
+                await tracker.next_change(self._clock, 3600.0)
+
+    async def _free(self) -> None:
+        name = self.job.node.name
+        async with PodTracker(self._cluster, name, await self._cluster.pods_on(name)) as tracker:
+            for _ in range(MAX_ROUNDS):
+                todo = await self._look(tracker)
+                if todo.refusals:
+                    raise Refused("; ".join(todo.refusals))
+                if not todo.gone:
+                    self._tell(Freeing(is_done=True))
+                    return
+                await self._take_off(tracker, todo)
+            left = ", ".join(pod.ref for pod in (await self._look(tracker)).gone)
+            if left:
+                raise Refused(f"users of the driver keep coming to the node: {left}")
+            self._tell(Freeing(is_done=True))
+
+    async def _look(self, tracker: PodTracker) -> ToFree:
+        pods = tuple(tracker.present.values())
+        return await what_to_free(self._cluster, self._settings, self.job.node, pods, self.job.policy, self.job.work)
+
+    async def _take_off(self, tracker: PodTracker, todo: ToFree) -> None:
+        """Evicts and waits, telling meanwhile what is waited for."""
+        evictor = Evictor(self._cluster, self._clock, tracker, _Log(self.job.node.name), self._time_left())
+        reporter = asyncio.create_task(self._report(evictor, tracker, todo.gone))
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(evictor.evict_all(todo.evict))
+                group.create_task(wait_until_gone(tracker, self._clock, todo.gone, self._time_left(), lambda _: None))
+        except BaseExceptionGroup as errors:
+            raise next(error for error in errors.exceptions if not isinstance(error, asyncio.CancelledError)) from None
+        finally:
+            self.told.evicted += [pod.ref for pod in todo.evict if pod.uid in evictor.accepted]
+            reporter.cancel()
+
+    async def _report(self, evictor: Evictor, tracker: PodTracker, pods: Sequence[PodView]) -> None:
+        while True:
+            waiting = evictor.waiting(tracker.among(pods))
+            self._tell(Freeing(blockers=tuple(f"{each.kind} {each.name} ({each.why})" for each in waiting.blockers)))
+            await self._clock.sleep(REPORT_SECONDS)
+
+
+async def what_to_free(
+    cluster: Cluster, settings: Settings, node: NodeView, pods: Sequence[PodView], policy: UpgradePolicy, work: Work
+) -> ToFree:
+    """What has to happen to the pods of a node, with their claims read."""
+    wanted = {(pod.namespace, name) for pod in pods for name in pod.claims}
+    users = Users(settings=settings, claims=await cluster.claims(wanted) if wanted else {})
+    return (pods_to_drain if work is Work.DRAIN else pods_to_free)(node, pods, policy, users)
+
+
+class _Log:
+    """Tells the story of one node's evictions to the log."""
+
+    def __init__(self, node_name: str) -> None:
+        self._node_name = node_name
+
+    def tell(self, message: str, **fields: object) -> None:
+        logger.info(message, extra={"node": self._node_name, **fields})
+
+    def warn(self, message: str, **fields: object) -> None:
+        logger.warning(message, extra={"node": self._node_name, **fields})
