@@ -100,11 +100,20 @@ COMPONENT_LABEL: Final = "app.kubernetes.io/component"
 DRIVER_COMPONENTS: Final = frozenset({"nvidia-driver", "nvidia-vgpu-manager", "nvidia-vgpu-host-manager"})
 """Values of COMPONENT_LABEL on pods that install or own a driver."""
 
+DRIVER_APP: Final = "nvidia-driver-daemonset"
+"""Value of the label `app` on the driver pods of a ClusterPolicy."""
+
+DRIVER_DIGEST: Final = "DRIVER_CONFIG_DIGEST"
+"""Environment variable of the driver's containers: what the driver was configured with, as one value."""
+
 DRIVER_CONTAINER: Final = "k8s-driver-manager"
 """Name of the init container that runs this program in the stock DaemonSets."""
 
 UPGRADE_CONTROLLER_PREFIXES: Final = ("nvidia.com/gpu", "nvidia.com/mig-")
 """What NVIDIA's upgrade controller takes for a GPU resource."""
+
+RESOURCE_PREFIX: Final = "nvidia.com/"
+"""How the names of all of NVIDIA's resources begin."""
 
 GPU_RESOURCE_PREFIXES: Final = (
     *UPGRADE_CONTROLLER_PREFIXES,
@@ -139,6 +148,8 @@ MIRROR_HASH: Final = "kubernetes.io/config.hash"
 """Annotation of a mirror pod: the uid that its static pod has on the node, in cgroup paths too."""
 CDI_PREFIX: Final = "cdi.k8s.io/"
 """Annotations that name CDI devices begin so: https://github.com/cncf-tags/container-device-interface"""
+REVISION_HASH: Final = "controller-revision-hash"
+"""Label of a DaemonSet's pods and of its ControllerRevisions: which template they are of."""
 UNSCHEDULABLE_TAINT: Final = "node.kubernetes.io/unschedulable"
 """The node lifecycle controller's own mark of a cordon: follows `spec.unschedulable` a moment later."""
 

@@ -3,6 +3,7 @@
 Nothing here knows how a request travels or what its answer means.
 """
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ PAGE_SIZE: Final = 500
 EVICTION: Final = "pods/eviction"
 API_GROUPS: Final = "apigroups"
 
-_METHODS: Final = {"get": "GET", "list": "GET", "watch": "GET", "create": "POST", "patch": "PATCH"}
+_METHODS: Final = {"get": "GET", "list": "GET", "watch": "GET", "create": "POST", "update": "PUT", "patch": "PATCH", "delete": "DELETE"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,8 @@ class Call:
     query: Mapping[str, str] = field(default_factory=dict)
     body: Mapping[str, Any] | None = None
     content_type: str = "application/json"
+    may_be_unserved: bool = False
+    """Whether the API server may not have the kind at all."""
 
     @property
     def method(self) -> str:
@@ -91,24 +94,21 @@ def _taint(taint: Taint) -> dict[str, str]:
     return {key: value for key, value in fields.items() if value}
 
 
-def list_pods(node_name: str, token: str = "") -> Call:
-    """Lists one page of the pods bound to a node; `token` is where the page before it ended."""
-    query = {"fieldSelector": _bound_to(node_name), "limit": str(PAGE_SIZE)}
-    if token:
-        query["continue"] = token
-    return Call(verb="list", resource="pods", path="/api/v1/pods", query=query)
+def page(call: Call, token: str = "") -> Call:
+    """One page of a list; `token` is where the page before it ended."""
+    query = {**call.query, "limit": str(PAGE_SIZE)}
+    return dataclasses.replace(call, query={**query, "continue": token} if token else query)
 
 
-def watch_pods(node_name: str, resource_version: str, seconds: int) -> Call:
-    """Follows the pods bound to a node for some seconds."""
-    query = {
-        "watch": "true",
-        "fieldSelector": _bound_to(node_name),
-        "resourceVersion": resource_version,
-        "allowWatchBookmarks": "true",
-        "timeoutSeconds": str(seconds),
-    }
-    return Call(verb="watch", resource="pods", path="/api/v1/pods", query=query)
+def watch(call: Call, resource_version: str, seconds: int) -> Call:
+    """Follows for some seconds, from a version on, what a list gives."""
+    more = {"watch": "true", "resourceVersion": resource_version, "allowWatchBookmarks": "true", "timeoutSeconds": str(seconds)}
+    return dataclasses.replace(call, verb="watch", query={**call.query, **more})
+
+
+def list_pods(node_name: str) -> Call:
+    """Lists the pods bound to a node."""
+    return Call(verb="list", resource="pods", path="/api/v1/pods", query={"fieldSelector": _bound_to(node_name)})
 
 
 def _bound_to(node_name: str) -> str:

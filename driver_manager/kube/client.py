@@ -7,7 +7,7 @@ answer; writes never are, because only the caller knows whether the decision beh
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
@@ -27,7 +27,8 @@ from driver_manager.errors import NotFound, Unreachable
 from driver_manager.kube import calls, views
 from driver_manager.kube.calls import Call
 from driver_manager.kube.refusals import Expired, unreadable
-from driver_manager.kube.watch import PodWatch
+from driver_manager.kube.watch import Listing, Source, Watch, pod_changes
+from driver_manager.kube.wire import Reader
 from driver_manager.ports import Clock, NodePatch
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ RETRY_SECONDS: Final = 30.0
 RETRY_WAIT: Final = wait_exponential(multiplier=0.2, max=5.0)
 RETRY_ON: Final = retry_if_exception(lambda error: isinstance(error, Unreachable) and error.transient)
 """A certificate that is not trusted stays so: that is said at once."""
+CONNECTIONS: Final = 8
+"""Each costs a TLS handshake on the API server; they are kept open and used again. A watch occupies one."""
 CLAIMS_AT_ONCE: Final = 6
 """Fewer than the pool has connections, so that the wait for one does not eat a request's own time."""
 LIST_TRIES: Final = 3
@@ -62,10 +65,16 @@ async def connect(
     Raises:
         ConfigError: the configuration is missing or cannot be used.
     """
+    connection, identity = await open_connection(kubeconfig, request_timeout, CONNECTIONS)
+    return KubeCluster(connection, clock, identity, retry_seconds)
+
+
+async def open_connection(kubeconfig: str | None, request_timeout: float, connections: int) -> tuple["Connection", Identity]:
+    """A pool of so many connections, and who we are. Raises ConfigError."""
     from driver_manager.kube.connection import Connection  # loads the libraries: most of the start-up
 
-    connection = await Connection.open(kubeconfig, request_timeout)
-    return KubeCluster(connection, clock, views.identity(await connection.token()), retry_seconds)
+    connection = await Connection.open(kubeconfig, request_timeout, connections)
+    return connection, views.identity(await connection.token())
 
 
 class KubeCluster:
@@ -84,28 +93,20 @@ class KubeCluster:
 
     async def node(self, name: str) -> NodeView:
         """Reads a Node."""
-        return await self._read(calls.get_node(name), views.node_view)
+        return await self._read(calls.get_node(name), views.NODES.one)
 
     async def patch_node(self, patch: NodePatch) -> NodeView:
         """Changes a Node and gives it as it is then."""
-        call = calls.patch_node(patch)
-        return _decode(call, await self._connection.answer(call), views.node_view)
+        return await self._write(calls.patch_node(patch), views.NODES.one)
 
     async def pods_on(self, node_name: str) -> PodList:
         """Lists the pods bound to a node, in all namespaces."""
-        tries = 1
-        while True:
-            try:
-                return await self._list_pods(node_name)
-            except Expired as error:
-                if tries == LIST_TRIES:
-                    raise Unreachable(f"{error.message} ({tries} times)") from error
-                tries += 1
-                logger.info("the list of pods expired half-way, listing again", extra={"node": node_name})
+        found = await self._list(calls.list_pods(node_name), views.PODS)
+        return PodList(found.items, found.resource_version)
 
     def pod_changes(self, node_name: str, since: PodList) -> AsyncGenerator[PodChange, None]:
         """Follows the pods of a node without end, from a list on."""
-        return PodWatch(self._connection, self._clock, node_name, since, lambda: self.pods_on(node_name)).changes()
+        return pod_changes(self._watch(calls.list_pods(node_name), views.PODS, since=since.resource_version), since)
 
     async def daemon_set(self, namespace: str, name: str) -> DaemonSetView:
         """Reads a DaemonSet."""
@@ -164,15 +165,44 @@ class KubeCluster:
         """Lets go of all connections."""
         await self._connection.close()
 
-    async def _list_pods(self, node_name: str) -> PodList:
-        pods: list[PodView] = []
+    def _watch(
+        self, call: Call, reader: Reader[View], *, since: str = "", is_served: Callable[[], Awaitable[bool]] | None = None
+    ) -> Watch[View]:
+        """A watch on what a list gives, from a version on, or beginning with the list."""
+        source = Source(
+            about={"collection": call.path, **call.query},
+            list=lambda: self._list(call, reader),
+            watch=lambda version, seconds: calls.watch(call, version, seconds),
+            event=reader.event,
+            is_served=is_served,
+        )
+        return Watch(self._connection, self._clock, source, since)
+
+    async def _list(self, call: Call, reader: Reader[View]) -> Listing[View]:
+        """Lists page by page, anew if the server forgets the list half-way."""
+        tries = 1
+        while True:
+            try:
+                return await self._pages(call, reader)
+            except Expired as error:
+                if tries == LIST_TRIES:
+                    raise Unreachable(f"{error.message} ({tries} times)") from error
+                tries += 1
+                logger.info("a list expired half-way, listing again", extra={"collection": call.path, **call.query})
+
+    async def _pages(self, call: Call, reader: Reader[View]) -> Listing[View]:
+        items: list[View] = []
         token = ""
         while True:
-            page = await self._read(calls.list_pods(node_name, token), views.pod_page)
-            pods.extend(page.pods)
+            page = await self._read(calls.page(call, token), reader.page)
+            items.extend(page.items)
             token = page.token
             if not token:
-                return PodList(tuple(pods), page.resource_version)
+                return Listing(tuple(items), page.resource_version)
+
+    async def _write(self, call: Call, view: Callable[[bytes], View]) -> View:
+        """Makes a request that changes something, once."""
+        return _decode(call, await self._connection.answer(call), view)
 
     async def _read(self, call: Call, view: Callable[[bytes], View]) -> View:
         """Makes a request that changes nothing, again while there is no answer."""

@@ -1,6 +1,6 @@
 """The way to the API server and back: requests as bytes over the client library's transport, with its credentials.
 
-Only this file and `configuration` touch the libraries, and only `client.connect` imports it: loading them takes most of
+Only this file and `configuration` touch the libraries, and only `client.open_connection` imports it: loading them takes most of
 the start-up. It knows nothing of Kubernetes objects. Neither tokens nor bodies are ever logged.
 """
 
@@ -25,9 +25,6 @@ from driver_manager.kube.refusals import refusal
 
 logger = logging.getLogger(__name__)
 
-CONNECTIONS: Final = 8
-"""Each costs a TLS handshake on the API server; they are kept open and used again. A watch occupies one."""
-
 _BROKEN: Final = (aiohttp.ClientError, OSError, TimeoutError)
 """How the transport says that there is no answer. TLS failures are among the first two."""
 
@@ -43,14 +40,14 @@ class Connection:
         self._rest = RESTClientObject(configuration)
 
     @classmethod
-    async def open(cls, kubeconfig: str | None, request_timeout: float) -> "Connection":
-        """Gets everything ready for the first request, without making one.
+    async def open(cls, kubeconfig: str | None, request_timeout: float, connections: int) -> "Connection":
+        """Gets everything ready for the first request, without making one; opens at most so many connections.
 
         Raises:
             ConfigError: the configuration is missing or cannot be used.
         """
         configuration = await load_configuration(kubeconfig)
-        configuration.connection_pool_maxsize = CONNECTIONS
+        configuration.connection_pool_maxsize = connections
         try:
             return cls(configuration, kubeconfig, request_timeout)
         except (OSError, ssl.SSLError) as error:

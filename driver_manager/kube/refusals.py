@@ -35,6 +35,10 @@ class Expired(ClusterError):
     transient = True
 
 
+class Unserved(NotFound):
+    """The API does not have the kind, as far as this answer tells: it is no answer about an object."""
+
+
 class _Cause(msgspec.Struct, frozen=True):
     reason: str = ""
     message: str = ""
@@ -73,7 +77,9 @@ def refusal(call: Call, status: int, body: bytes, retry_after_header: str = "") 
     after = _retry_after(said, retry_after_header)
     if call.resource == EVICTION and is_from_api and (blocked := _blocked_eviction(call, status, said, after)):
         return blocked
-    # Of a group that is not served, the API server itself answers 404 without a Status.
+    # Of a group or kind that is not served, the API server itself answers 404 without a Status.
+    if status == 404 and call.may_be_unserved and not is_from_api:
+        return Unserved(text, hint="the cluster has no such kind: look whether its CustomResourceDefinition is there")
     is_unsure = status in (404, 409, 410) and not is_from_api and call.resource != API_GROUPS
     if status >= 500 or status in (408, 429) or is_unsure:
         return Unreachable(text, retry_after=after)

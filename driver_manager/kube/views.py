@@ -1,150 +1,119 @@
-"""How Kubernetes objects become views: the only file that knows their fields.
+"""How Kubernetes objects become views: the only file that knows their fields, with `fleetviews` for what only the controller reads.
 
-Answers are decoded straight from their bytes into small Structs that hold only what is read. A slice or map that Go may
-write as null is `| None` here. Functions raise msgspec.MsgspecError or ValueError for bytes that are not such an object;
-the caller knows what was asked.
+Functions raise msgspec.MsgspecError or ValueError for bytes that are not such an object; the caller knows what was asked.
 """
 
 import base64
 import binascii
-from collections.abc import Iterable, Iterator
+import re
+import sys
+from collections.abc import Iterator
+from typing import Final
 
 import msgspec
 
+from driver_manager import names
 from driver_manager.core.snapshot import (
     ClaimView,
     DaemonSetView,
     Identity,
-    LabelExpression,
     NodeView,
-    Owner,
     Permissions,
     PodView,
     Rule,
     Taint,
-    Toleration,
+)
+from driver_manager.kube.wire import (
+    Affinity,
+    Reader,
+    Wire,
+    WireObject,
+    WireToleration,
+    controller,
+    label_terms,
+    shared,
+    tolerations,
 )
 
-NONE_OF_IT = frozenset({b"0", b""})
+NONE_OF_IT: Final = frozenset({b"0", b""})
 """A quantity of nothing, as the API server writes it."""
+BULK: Final = frozenset({"kubectl.kubernetes.io/last-applied-configuration", "csi.volume.kubernetes.io/nodeid"})
+"""Annotations of nodes that views leave out: long, and nobody here reads them."""
+
+_WHOLE: Final = re.compile(rb"(\d+)([kMG]?)")
+_SUFFIXES: Final = {b"": 1, b"k": 10**3, b"M": 10**6, b"G": 10**9}
 
 
-class _Wire(msgspec.Struct, frozen=True, rename="camel", gc=False):
-    """What all objects on the wire share: camelCase names, and unknown fields are passed over."""
-
-
-class _OwnerReference(_Wire, frozen=True):
-    kind: str
-    name: str
-    uid: str
-    controller: bool | None = None
-
-
-class _Meta(_Wire, frozen=True):
-    name: str
-    uid: str
-    namespace: str = ""
-    resource_version: str = ""
-    labels: dict[str, str] | None = None
-    annotations: dict[str, str] | None = None
-    owner_references: list[_OwnerReference] | None = None
-    deletion_timestamp: str | None = None
-    deletion_grace_period_seconds: int | None = None
-    finalizers: list[str] | None = None
-
-
-class _Taint(_Wire, frozen=True):
+class _Taint(Wire, frozen=True):
     key: str
     effect: str
     value: str = ""
     time_added: str | None = None
 
 
-class _NodeSpec(_Wire, frozen=True):
+class _NodeSpec(Wire, frozen=True):
     unschedulable: bool | None = None
     taints: list[_Taint] | None = None
 
 
-class _NodeInfo(_Wire, frozen=True):
+class _NodeInfo(Wire, frozen=True):
     boot_id: str = msgspec.field(name="bootID", default="")
 
 
-class _NodeStatus(_Wire, frozen=True):
+class _Condition(Wire, frozen=True):
+    type: str
+    status: str
+
+
+class _NodeStatus(Wire, frozen=True):
     node_info: _NodeInfo = _NodeInfo()
+    conditions: list[_Condition] | None = None
+    allocatable: dict[str, msgspec.Raw] | None = None
+    capacity: dict[str, msgspec.Raw] | None = None
 
 
-class _Node(_Wire, frozen=True):
-    metadata: _Meta
+class _Node(WireObject, frozen=True):
     spec: _NodeSpec = _NodeSpec()
     status: _NodeStatus = _NodeStatus()
 
 
-class _Toleration(_Wire, frozen=True):
-    key: str = ""
-    operator: str = "Equal"
-    value: str = ""
-    effect: str = ""
-
-
-class _Resources(_Wire, frozen=True):
+class _Resources(Wire, frozen=True):
     limits: dict[str, msgspec.Raw] | None = None
     requests: dict[str, msgspec.Raw] | None = None
 
 
-class _Container(_Wire, frozen=True):
+class _Container(Wire, frozen=True):
     name: str = ""
     resources: _Resources | None = None
 
 
-class _Requirement(_Wire, frozen=True):
-    key: str
-    operator: str = ""
-    values: list[str] | None = None
-
-
-class _SelectorTerm(_Wire, frozen=True):
-    match_expressions: list[_Requirement] | None = None
-
-
-class _NodeSelector(_Wire, frozen=True):
-    node_selector_terms: list[_SelectorTerm] | None = None
-
-
-class _NodeAffinity(_Wire, frozen=True):
-    required_during_scheduling_ignored_during_execution: _NodeSelector | None = None
-
-
-class _Affinity(_Wire, frozen=True):
-    node_affinity: _NodeAffinity | None = None
-
-
-class _HostPath(_Wire, frozen=True):
+class _HostPath(Wire, frozen=True):
     path: str
 
 
-class _EmptyDir(_Wire, frozen=True):
+class _EmptyDir(Wire, frozen=True):
     pass
 
 
-class _Volume(_Wire, frozen=True):
+class _Volume(Wire, frozen=True):
     host_path: _HostPath | None = None
     empty_dir: _EmptyDir | None = None
 
 
-class _PodClaim(_Wire, frozen=True):
+class _PodClaim(Wire, frozen=True):
     name: str
     resource_claim_name: str | None = None
     resource_claim_template_name: str | None = None
 
 
-class _PodSpec(_Wire, frozen=True):
+class _PodSpec(Wire, frozen=True):
     containers: list[_Container] | None = None
     init_containers: list[_Container] | None = None
     ephemeral_containers: list[_Container] | None = None
     resources: _Resources | None = None
     node_selector: dict[str, str] | None = None
-    affinity: _Affinity | None = None
-    tolerations: list[_Toleration] | None = None
+    affinity: Affinity | None = None
+    tolerations: list[WireToleration] | None = None
     runtime_class_name: str | None = None
     volumes: list[_Volume] | None = None
     resource_claims: list[_PodClaim] | None = None
@@ -152,152 +121,115 @@ class _PodSpec(_Wire, frozen=True):
     priority: int | None = None
 
 
-class _ExtendedClaim(_Wire, frozen=True):
+class _ExtendedClaim(Wire, frozen=True):
     resource_claim_name: str | None = None
 
 
-class _Condition(_Wire, frozen=True):
-    type: str
-    status: str
-
-
-class _PodStatus(_Wire, frozen=True):
+class _PodStatus(Wire, frozen=True):
     phase: str = "Pending"
     conditions: list[_Condition] | None = None
     resource_claim_statuses: list[_PodClaim] | None = None
     extended_resource_claim_status: _ExtendedClaim | None = None
 
 
-class _Pod(_Wire, frozen=True):
-    metadata: _Meta
+class _Pod(WireObject, frozen=True):
     spec: _PodSpec = _PodSpec()
     status: _PodStatus = _PodStatus()
 
 
-class _ListMeta(_Wire, frozen=True):
-    resource_version: str
-    token: str | None = msgspec.field(name="continue", default=None)
-
-
-class _Pods(_Wire, frozen=True):
-    metadata: _ListMeta
-    items: list[_Pod] | None
-
-
-class _BookmarkMeta(_Wire, frozen=True):
-    resource_version: str
-
-
-class _Bookmark(_Wire, frozen=True):
-    metadata: _BookmarkMeta
-
-
-class _Event(_Wire, frozen=True):
-    type: str
-    object: msgspec.Raw
-
-
-class _TemplateSpec(_Wire, frozen=True):
+class _TemplateSpec(Wire, frozen=True):
     node_selector: dict[str, str] | None = None
-    tolerations: list[_Toleration] | None = None
+    tolerations: list[WireToleration] | None = None
 
 
-class _Template(_Wire, frozen=True):
+class _Template(Wire, frozen=True):
     spec: _TemplateSpec = _TemplateSpec()
 
 
-class _DaemonSetSpec(_Wire, frozen=True):
+class _DaemonSetSpec(Wire, frozen=True):
     template: _Template
 
 
-class _DaemonSet(_Wire, frozen=True):
-    metadata: _Meta
+class _DaemonSet(WireObject, frozen=True):
     spec: _DaemonSetSpec
 
 
-class _Rule(_Wire, frozen=True):
+class _Rule(Wire, frozen=True):
     verbs: list[str] | None = None
     api_groups: list[str] | None = None
     resources: list[str] | None = None
     resource_names: list[str] | None = None
 
 
-class _RulesStatus(_Wire, frozen=True):
+class _RulesStatus(Wire, frozen=True):
     resource_rules: list[_Rule] | None = None
     incomplete: bool = False
 
 
-class _RulesReview(_Wire, frozen=True):
+class _RulesReview(Wire, frozen=True):
     status: _RulesStatus
 
 
-class _AccessStatus(_Wire, frozen=True):
+class _AccessStatus(Wire, frozen=True):
     allowed: bool
 
 
-class _AccessReview(_Wire, frozen=True):
+class _AccessReview(Wire, frozen=True):
     status: _AccessStatus
 
 
-class _ClaimResult(_Wire, frozen=True):
+class _ClaimResult(Wire, frozen=True):
     driver: str
     admin_access: bool | None = None
 
 
-class _ClaimDevices(_Wire, frozen=True):
+class _ClaimDevices(Wire, frozen=True):
     results: list[_ClaimResult] | None = None
 
 
-class _ClaimAllocation(_Wire, frozen=True):
+class _ClaimAllocation(Wire, frozen=True):
     devices: _ClaimDevices = _ClaimDevices()
 
 
-class _ClaimStatus(_Wire, frozen=True):
+class _ClaimStatus(Wire, frozen=True):
     allocation: _ClaimAllocation | None = None
 
 
-class _Claim(_Wire, frozen=True):
-    metadata: _Meta
+class _Claim(WireObject, frozen=True):
     status: _ClaimStatus = _ClaimStatus()
 
 
-class _GroupVersion(_Wire, frozen=True):
+class _GroupVersion(Wire, frozen=True):
     version: str
 
 
-class _Group(_Wire, frozen=True):
+class _Group(Wire, frozen=True):
     versions: list[_GroupVersion] | None = None
 
 
-class _RuntimeClass(_Wire, frozen=True):
-    metadata: _Meta
+class _RuntimeClass(WireObject, frozen=True):
     handler: str
 
 
-class _RuntimeClasses(_Wire, frozen=True):
+class _RuntimeClasses(Wire, frozen=True):
     items: list[_RuntimeClass] | None = None
 
 
-class _Named(_Wire, frozen=True):
+class _Named(Wire, frozen=True):
     name: str = ""
     uid: str = ""
 
 
-class _Binding(_Wire, frozen=True):
+class _Binding(Wire, frozen=True):
     namespace: str = ""
     pod: _Named = _Named()
     node: _Named = _Named()
 
 
-class _Claims(_Wire, frozen=True):
+class _Claims(Wire, frozen=True):
     binding: _Binding = msgspec.field(name="kubernetes.io", default=_Binding())
 
 
-_node = msgspec.json.Decoder(_Node)
-_pod = msgspec.json.Decoder(_Pod)
-_pods = msgspec.json.Decoder(_Pods)
-_event = msgspec.json.Decoder(_Event)
-_bookmark = msgspec.json.Decoder(_Bookmark)
 _daemon_set = msgspec.json.Decoder(_DaemonSet)
 _rules_review = msgspec.json.Decoder(_RulesReview)
 _access_review = msgspec.json.Decoder(_AccessReview)
@@ -305,58 +237,6 @@ _claims = msgspec.json.Decoder(_Claims)
 _claim = msgspec.json.Decoder(_Claim)
 _group = msgspec.json.Decoder(_Group)
 _runtime_classes = msgspec.json.Decoder(_RuntimeClasses)
-
-
-class PodPage(msgspec.Struct, frozen=True):
-    """One page of a list of pods."""
-
-    pods: tuple[PodView, ...]
-    resource_version: str
-    token: str
-    """Where the next page begins; empty at the end."""
-
-
-class WatchEvent(msgspec.Struct, frozen=True):
-    """One line of a watch on pods: `pod` for ADDED, MODIFIED and DELETED, `error` (a Status) for ERROR."""
-
-    type: str
-    resource_version: str = ""
-    pod: PodView | None = None
-    error: bytes = b""
-
-
-def node_view(body: bytes) -> NodeView:
-    """Reads a Node."""
-    node = _node.decode(body)
-    meta = node.metadata
-    return NodeView(
-        name=meta.name,
-        uid=meta.uid,
-        resource_version=meta.resource_version,
-        labels=meta.labels or {},
-        annotations=meta.annotations or {},
-        unschedulable=bool(node.spec.unschedulable),
-        taints=tuple(Taint(taint.key, taint.value, taint.effect, taint.time_added) for taint in node.spec.taints or ()),
-        boot_id=node.status.node_info.boot_id,
-    )
-
-
-def pod_page(body: bytes) -> PodPage:
-    """Reads a PodList."""
-    page = _pods.decode(body)
-    pods = tuple(_pod_view(pod) for pod in page.items or ())
-    return PodPage(pods, page.metadata.resource_version, page.metadata.token or "")
-
-
-def watch_event(line: bytes) -> WatchEvent:
-    """Reads one line of a watch on pods."""
-    event = _event.decode(line)
-    if event.type == "ERROR":
-        return WatchEvent(event.type, error=bytes(event.object))
-    if event.type == "BOOKMARK":
-        return WatchEvent(event.type, _bookmark.decode(event.object).metadata.resource_version)
-    pod = _pod.decode(event.object)
-    return WatchEvent(event.type, pod.metadata.resource_version, _pod_view(pod))
 
 
 def daemon_set_view(body: bytes) -> DaemonSetView:
@@ -368,7 +248,7 @@ def daemon_set_view(body: bytes) -> DaemonSetView:
         name=meta.name,
         uid=meta.uid,
         node_selector=template.node_selector or {},
-        tolerations=_tolerations(template.tolerations),
+        tolerations=tolerations(template.tolerations),
     )
 
 
@@ -444,12 +324,12 @@ def _pod_view(pod: _Pod) -> PodView:
         phase=status.phase,
         labels=meta.labels or {},
         annotations=meta.annotations or {},
-        owner=_controller(meta.owner_references or ()),
+        owner=controller(meta.owner_references),
         is_terminating=is_terminating,
         grace_seconds=30 if grace is None else grace,
         node_selector=spec.node_selector or {},
-        affinity=_affinity(spec.affinity),
-        tolerations=_tolerations(spec.tolerations),
+        affinity=label_terms(spec.affinity),
+        tolerations=tolerations(spec.tolerations),
         resources=frozenset(_resource_names(spec)),
         runtime_class=spec.runtime_class_name,
         host_paths=tuple(volume.host_path.path for volume in volumes if volume.host_path),
@@ -460,25 +340,6 @@ def _pod_view(pod: _Pod) -> PodView:
         priority=spec.priority or 0,
         is_ready=any(condition.type == "Ready" and condition.status == "True" for condition in status.conditions or ()),
         container_names=frozenset(container.name for container in spec.containers or ()),
-    )
-
-
-def _controller(references: Iterable[_OwnerReference]) -> Owner | None:
-    """The owner that manages the object; of a mirror pod that is its Node."""
-    return next((Owner(each.kind, each.name, each.uid) for each in references if each.controller), None)
-
-
-def _tolerations(tolerations: list[_Toleration] | None) -> tuple[Toleration, ...]:
-    return tuple(Toleration(each.key, each.operator, each.value, each.effect) for each in tolerations or ())
-
-
-def _affinity(affinity: _Affinity | None) -> tuple[tuple[LabelExpression, ...], ...]:
-    """The terms of a required node affinity, as far as they speak of labels: a DaemonSet's pod also has one on its node's name."""
-    node_affinity = affinity.node_affinity if affinity else None
-    required = node_affinity.required_during_scheduling_ignored_during_execution if node_affinity else None
-    terms = (required.node_selector_terms if required else None) or ()
-    return tuple(
-        tuple(LabelExpression(each.key, each.operator, tuple(each.values or ())) for each in term.match_expressions or ()) for term in terms
     )
 
 
@@ -498,3 +359,31 @@ def _claim_names(spec: _PodSpec, status: _PodStatus) -> Iterator[str]:
     extended = status.extended_resource_claim_status
     if extended and extended.resource_claim_name:
         yield extended.resource_claim_name
+
+
+def _node_view(node: _Node) -> NodeView:
+    meta, status = node.metadata, node.status
+    return NodeView(
+        name=meta.name,
+        uid=meta.uid,
+        resource_version=meta.resource_version,
+        labels=shared(meta.labels),
+        annotations={sys.intern(key): value for key, value in (meta.annotations or {}).items() if key not in BULK},
+        unschedulable=bool(node.spec.unschedulable),
+        taints=tuple(Taint(taint.key, taint.value, taint.effect, taint.time_added) for taint in node.spec.taints or ()),
+        boot_id=status.node_info.boot_id,
+        is_ready=all(each.status == "True" for each in status.conditions or () if each.type == "Ready"),
+        allocatable=dict(_devices(status.allocatable)),
+        capacity=dict(_devices(status.capacity)),
+    )
+
+
+def _devices(quantities: dict[str, msgspec.Raw] | None) -> Iterator[tuple[str, int]]:
+    """The `nvidia.com/` resources among all; they are counted in whole numbers, which the API server writes as text (`8`, `1k`)."""
+    for name, quantity in (quantities or {}).items():
+        if name.startswith(names.RESOURCE_PREFIX) and (found := _WHOLE.fullmatch(bytes(quantity).strip(b'"'))):
+            yield sys.intern(name), int(found[1]) * _SUFFIXES[found[2]]
+
+
+NODES: Final = Reader(_Node, _node_view)
+PODS: Final = Reader(_Pod, _pod_view)

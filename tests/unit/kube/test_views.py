@@ -19,7 +19,7 @@ def raw(item: Any) -> bytes:
 
 
 def view(**spec: Any) -> PodView:
-    return views.pod_page(raw(server.pods(server.pod("p", **spec)))).pods[0]
+    return views.PODS.page(raw(server.pods(server.pod("p", **spec)))).items[0]
 
 
 def test_resources_of_every_kind_of_container_count() -> None:
@@ -40,13 +40,13 @@ def test_resources_of_every_kind_of_container_count() -> None:
 def test_claims_come_from_spec_and_status() -> None:
     """By name, made from a template, and made for an extended resource that the spec does not show as a claim."""
     pod = server.pod("p", resourceClaims=[{"name": "x", "resourceClaimName": "one"}, {"name": "y", "resourceClaimTemplateName": "t"}])
-    page = views.pod_page(raw(server.pods(pod))).pods[0]
+    page = views.PODS.page(raw(server.pods(pod))).items[0]
     assert (page.claims, page.has_pending_claims) == (("one",), True)
     pod["status"] |= {
         "resourceClaimStatuses": [{"name": "y", "resourceClaimName": "p-y-abcde"}],
         "extendedResourceClaimStatus": {"resourceClaimName": "p-extended", "requestMappings": []},
     }
-    page = views.pod_page(raw(server.pods(pod))).pods[0]
+    page = views.PODS.page(raw(server.pods(pod))).items[0]
     assert (page.claims, page.has_pending_claims) == (("one", "p-y-abcde", "p-extended"), False)
 
 
@@ -54,7 +54,7 @@ def test_a_template_that_needs_no_claim_is_not_pending() -> None:
     """A status entry without a name says that none is made."""
     pod = server.pod("p", resourceClaims=[{"name": "y", "resourceClaimTemplateName": "t"}])
     pod["status"]["resourceClaimStatuses"] = [{"name": "y"}]
-    assert not views.pod_page(raw(server.pods(pod))).pods[0].has_pending_claims
+    assert not views.PODS.page(raw(server.pods(pod))).items[0].has_pending_claims
 
 
 def test_the_owner_is_the_controller() -> None:
@@ -62,9 +62,9 @@ def test_the_owner_is_the_controller() -> None:
     pod = server.pod("p")
     other = {"kind": "X", "name": "x", "uid": "1"}
     pod["metadata"]["ownerReferences"] = [other, {"kind": "Node", "name": "n1", "uid": "2", "controller": True}]
-    assert views.pod_page(raw(server.pods(pod))).pods[0].owner == Owner("Node", "n1", "2")
+    assert views.PODS.page(raw(server.pods(pod))).items[0].owner == Owner("Node", "n1", "2")
     pod["metadata"]["ownerReferences"] = [other]
-    assert views.pod_page(raw(server.pods(pod))).pods[0].owner is None
+    assert views.PODS.page(raw(server.pods(pod))).items[0].owner is None
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_grace_is_the_one_in_force(spec: dict[str, Any], meta: dict[str, Any], t
     """A deletion has its own grace period."""
     pod = server.pod("p", **spec)
     pod["metadata"] |= meta
-    seen = views.pod_page(raw(server.pods(pod))).pods[0]
+    seen = views.PODS.page(raw(server.pods(pod))).items[0]
     assert (seen.is_terminating, seen.grace_seconds) == (terminating, grace)
 
 
@@ -106,25 +106,25 @@ def test_ready_is_a_condition() -> None:
     pod = server.pod("p")
     for status, expected in (("True", True), ("False", False), ("Unknown", False)):
         pod["status"]["conditions"] = [{"type": "Initialized", "status": "True"}, {"type": "Ready", "status": status}]
-        assert views.pod_page(raw(server.pods(pod))).pods[0].is_ready is expected
+        assert views.PODS.page(raw(server.pods(pod))).items[0].is_ready is expected
 
 
 def test_null_is_empty() -> None:
     """Go writes null for empty lists and maps."""
     pod = server.pod("p", containers=None, volumes=None, tolerations=None, nodeSelector=None)
     pod["metadata"] |= {"labels": None, "annotations": None, "ownerReferences": None, "finalizers": None}
-    page = views.pod_page(raw(server.pods(pod)))
-    assert page.pods[0].labels == {}
-    assert views.pod_page(raw({"metadata": {"resourceVersion": "1"}, "items": None})).pods == ()
+    page = views.PODS.page(raw(server.pods(pod)))
+    assert page.items[0].labels == {}
+    assert views.PODS.page(raw({"metadata": {"resourceVersion": "1"}, "items": None})).items == ()
 
 
 def test_a_node_keeps_when_a_taint_was_added() -> None:
     """The time goes back with the list, so that nothing is lost by our patch."""
     taint = {"key": "k", "effect": "NoExecute", "timeAdded": "2026-01-31T09:00:00Z"}
-    node = views.node_view(raw(server.node(unschedulable=True, taints=[taint])))
+    node = views.NODES.one(raw(server.node(unschedulable=True, taints=[taint])))
     assert (node.name, node.uid, node.resource_version, node.unschedulable) == ("n1", "u1", "7", True)
     assert node.taints == (Taint("k", "", "NoExecute", "2026-01-31T09:00:00Z"),)
-    assert not views.node_view(raw(server.node())).unschedulable
+    assert not views.NODES.one(raw(server.node())).unschedulable
 
 
 def test_permissions_are_read_as_they_are() -> None:
@@ -171,7 +171,7 @@ def test_no_token_is_too_odd(text: str) -> None:
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda each: st.lists(each) | st.dictionaries(st.text(), each)))
 def test_odd_json_is_an_error_of_one_kind(item: Any) -> None:
     """What is no such object raises what the caller expects, and nothing else."""
-    for read in (views.node_view, views.pod_page, views.watch_event, views.daemon_set_view, views.permissions, views.is_allowed):
+    for read in (views.NODES.one, views.PODS.page, views.PODS.event, views.daemon_set_view, views.permissions, views.is_allowed):
         with pytest.raises((msgspec.MsgspecError, ValueError)):
             read(raw(item))
 

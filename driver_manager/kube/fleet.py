@@ -1,0 +1,139 @@
+"""The Fleet port on the real API server: what the controller needs beyond one node.
+
+Never imported by `kube` itself, so that the agent does not load it.
+"""
+
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, Final, TypeVar
+
+from driver_manager.core.fleet import Changed, EventNote, FleetEvent, Kind, LeaseView, Listed, NotServed, PolicySource
+from driver_manager.core.snapshot import Identity
+from driver_manager.errors import Conflict, NotFound
+from driver_manager.kube import fleetcalls, fleetviews, views
+from driver_manager.kube.client import RETRY_SECONDS, KubeCluster, open_connection
+from driver_manager.kube.connection import Connection
+from driver_manager.kube.fleetcalls import CUSTOM_KINDS, CustomKind, Selection
+from driver_manager.kube.watch import Absent, Change, Listing, Watch, joined
+from driver_manager.kube.wire import Reader
+from driver_manager.ports import Clock
+
+logger = logging.getLogger(__name__)
+
+View = TypeVar("View")
+
+CONNECTIONS: Final = 128
+"""Each watch occupies one: eight of the kinds followed, up to a hundred of nodes, and what is left is for requests."""
+
+
+async def connect_fleet(
+    kubeconfig: str | None,
+    clock: Clock,
+    selection: Selection,
+    *,
+    connections: int = CONNECTIONS,
+    request_timeout: float = 10.0,
+    retry_seconds: float = RETRY_SECONDS,
+) -> "KubeFleet":
+    """Gets ready to talk to the API server, without a request.
+
+    Args:
+        kubeconfig: paths as in $KUBECONFIG; None for the service account of the pod we run in.
+        clock: for the pauses between tries.
+        selection: which objects are the fleet's.
+        connections: how many may be open at once; a request that finds none waits in its own time.
+        request_timeout: seconds that one request may take.
+        retry_seconds: how long a read that gets no answer is tried again.
+
+    Raises:
+        ConfigError: the configuration is missing or cannot be used.
+    """
+    connection, identity = await open_connection(kubeconfig, request_timeout, connections)
+    return KubeFleet(connection, clock, identity, selection, retry_seconds)
+
+
+class KubeFleet(KubeCluster):
+    """A Fleet (`ports.Fleet`) behind a real API server."""
+
+    def __init__(
+        self, connection: Connection, clock: Clock, identity: Identity, selection: Selection, retry_seconds: float = RETRY_SECONDS
+    ) -> None:
+        super().__init__(connection, clock, identity, retry_seconds)
+        self._selection = selection
+
+    async def follow(self, kind: Kind) -> AsyncGenerator[FleetEvent, None]:
+        """Follows all objects of a kind without end."""
+        async with aclosing(self._events(kind)) as events:
+            async for event in events:
+                match event:
+                    case Listing(items):
+                        yield Listed(kind, items)
+                    case Change(change, item):
+                        yield Changed(kind, change, item)
+                    case Absent():
+                        yield NotServed(kind)
+
+    def _events(self, kind: Kind) -> AsyncGenerator[Listing[Any] | Change[Any] | Absent, None]:
+        """The watch of a kind."""
+        match kind:
+            case Kind.NODES:
+                return self._watch(fleetcalls.list_nodes(self._selection), views.NODES).events()
+            case Kind.DAEMON_SETS:
+                return self._watch(fleetcalls.list_daemon_sets(self._selection), fleetviews.SETS).events()
+            case Kind.REVISIONS:
+                return self._watch(fleetcalls.list_revisions(self._selection), fleetviews.REVISIONS).events()
+            case Kind.DRIVER_PODS:
+                watches = [self._watch(call, fleetviews.PODS) for call in fleetcalls.list_driver_pods(self._selection)]
+                return joined(watches, lambda pod: pod.uid)
+            case Kind.VALIDATOR_PODS:
+                return self._watch(fleetcalls.list_validator_pods(self._selection), fleetviews.PODS).events()
+            case Kind.CLUSTER_POLICIES:
+                return self._watch_custom(CUSTOM_KINDS["ClusterPolicy"], fleetviews.CLUSTER_POLICIES).events()
+            case Kind.NVIDIA_DRIVERS:
+                return self._watch_custom(CUSTOM_KINDS["NVIDIADriver"], fleetviews.DRIVERS).events()
+
+    def _watch_custom(self, kind: CustomKind, reader: Reader[PolicySource]) -> Watch[PolicySource]:
+        return self._watch(fleetcalls.list_custom(kind), reader, is_served=lambda: self._is_served(kind))
+
+    async def _is_served(self, kind: CustomKind) -> bool:
+        """Whether the API server says that it has a custom resource."""
+        if f"{fleetcalls.NVIDIA_GROUP}/{kind.version}" not in await self._read(fleetcalls.get_api_groups(), fleetviews.group_versions):
+            return False
+        return kind.plural in await self._read(fleetcalls.get_api_version(kind), fleetviews.resources)
+
+    async def delete_pod(self, namespace: str, name: str, uid: str) -> None:
+        """Deletes exactly this pod with its own grace."""
+        await self._connection.answer(fleetcalls.delete_pod(namespace, name, uid))
+
+    async def lease(self, namespace: str, name: str) -> LeaseView:
+        """Reads a Lease; one that does not exist has no resource version."""
+        try:
+            return await self._read(fleetcalls.get_lease(namespace, name), fleetviews.LEASES.one)
+        except NotFound:
+            return LeaseView(namespace=namespace, name=name)
+
+    async def write_lease(self, lease: LeaseView) -> LeaseView:
+        """Makes or replaces a Lease, guarded by its resource version; gives it as it is then."""
+        return await self._write(fleetcalls.write_lease(lease), fleetviews.LEASES.one)
+
+    async def note_event(self, note: EventNote) -> None:
+        """Makes an Event."""
+        await self._connection.answer(fleetcalls.create_event(note, self._clock.wall(), self.identity.pod_name))
+
+    async def set_condition(self, source: PolicySource, condition: str, *, is_true: bool, reason: str, sentence: str) -> None:
+        """Writes one condition into the status of a custom resource and leaves those of others.
+
+        It is read first: the view has not all of what is there, and a list of conditions is written as a whole.
+        """
+        found = await self._read(fleetcalls.get_custom(source), fleetviews.CONDITIONS.one)
+        if found.uid != source.uid:
+            raise Conflict(f"{source.kind} {source.name}: it was made anew meanwhile, under another uid")
+        wanted = {"status": "True" if is_true else "False", "reason": reason, "message": sentence}
+        before = next((each for each in found.items if each.get("type") == condition), {})
+        if all(before.get(key) == value for key, value in wanted.items()):
+            return
+        since = before.get("lastTransitionTime") if before.get("status") == wanted["status"] else None
+        ours = {"type": condition, **wanted, "lastTransitionTime": since or self._clock.wall(), "observedGeneration": found.generation}
+        items = [ours if each is before else each for each in found.items] if before else [*found.items, ours]
+        await self._connection.answer(fleetcalls.patch_conditions(source, found, items))

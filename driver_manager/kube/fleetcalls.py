@@ -1,0 +1,257 @@
+"""The requests that only the controller makes, and all that its account needs to be allowed.
+
+RULES is held to the requests by tests: of everything that the adapter asks, and of an account with these rules and no more.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+from urllib.parse import quote
+
+from driver_manager import names
+from driver_manager.core.fleet import EventNote, LeaseView, PolicySource
+from driver_manager.core.snapshot import Rule
+from driver_manager.kube.calls import API_GROUPS, Call
+from driver_manager.kube.fleetviews import Conditions
+
+NVIDIA_GROUP: Final = "nvidia.com"
+MERGE: Final = "application/merge-patch+json"
+EVENT_NAMESPACE: Final = "default"
+"""Where Events about objects without a namespace live."""
+LONGEST_SENTENCE: Final = 1024
+"""The API server refuses a longer message of an Event."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which objects of the cluster are the fleet's."""
+
+    namespace: str
+    """Of the operator: its DaemonSets and their pods."""
+    nodes: str = "nvidia.com/gpu.present=true"
+    """A label selector, as kubectl takes it."""
+    validators: str = "app=nvidia-operator-validator"
+    """A label selector of pods."""
+
+
+@dataclass(frozen=True, slots=True)
+class CustomKind:
+    """A custom resource, cluster-scoped."""
+
+    version: str
+    plural: str
+
+    @property
+    def path(self) -> str:
+        """Of all objects of the kind."""
+        return f"/apis/{NVIDIA_GROUP}/{self.version}/{self.plural}"
+
+    @property
+    def resource(self) -> str:
+        """As roles spell it."""
+        return f"{self.plural}.{NVIDIA_GROUP}"
+
+
+CUSTOM_KINDS: Final[Mapping[str, CustomKind]] = {
+    "ClusterPolicy": CustomKind("v1", "clusterpolicies"),
+    "NVIDIADriver": CustomKind("v1alpha1", "nvidiadrivers"),
+}
+
+
+def _rule(verbs: str, group: str, *resources: str) -> Rule:
+    return Rule(frozenset(verbs.split()), frozenset({group}), frozenset(resources))
+
+
+CLUSTER_RULES: Final = (
+    _rule("get list watch patch", "", "nodes"),
+    _rule("get list watch", "", "pods"),
+    _rule("create", "", "pods/eviction"),
+    _rule("create", "", "events"),
+    _rule("list", "node.k8s.io", "runtimeclasses"),
+    _rule("get", names.DRA_GROUP, "resourceclaims"),
+    _rule("get list watch", NVIDIA_GROUP, *(kind.plural for kind in CUSTOM_KINDS.values())),
+    _rule("patch", NVIDIA_GROUP, *(f"{kind.plural}/status" for kind in CUSTOM_KINDS.values())),
+)
+"""For the whole cluster. Reviews of its own rights and discovery are everybody's (`system:basic-user`, `system:discovery`)."""
+
+NAMESPACE_RULES: Final = (
+    _rule("delete", "", "pods"),
+    _rule("get list watch", "apps", "daemonsets"),
+    _rule("list watch", "apps", "controllerrevisions"),
+    _rule("get create update", "coordination.k8s.io", "leases"),
+)
+"""In the operator's namespace."""
+
+
+def list_nodes(selection: Selection) -> Call:
+    """Lists the nodes of the fleet."""
+    return Call(verb="list", resource="nodes", path="/api/v1/nodes", query=_selecting(selection.nodes))
+
+
+def list_daemon_sets(selection: Selection) -> Call:
+    """Lists the DaemonSets of the operator's namespace."""
+    return _list_apps("daemonsets", selection)
+
+
+def list_revisions(selection: Selection) -> Call:
+    """Lists the ControllerRevisions of the operator's namespace.
+
+    Whole, with their templates: the metadata alone, which would be smaller, does not have the revision's number.
+    """
+    return _list_apps("controllerrevisions", selection)
+
+
+def _list_apps(plural: str, selection: Selection) -> Call:
+    path = f"/apis/apps/v1/namespaces/{quote(selection.namespace, safe='')}/{plural}"
+    return Call(verb="list", resource=f"{plural}.apps", namespace=selection.namespace, path=path)
+
+
+def list_driver_pods(selection: Selection) -> tuple[Call, Call]:
+    """Lists the driver pods of the operator's namespace: two lists without a common pod, because a selector has no "or".
+
+    By component are all drivers of today's gpu-operator, whichever way they were asked for. The second list has those of a
+    ClusterPolicy that have only the `app` label, as older ones made them; as a rule it is empty, and so is its watch: one
+    small request a minute. The other ways are dearer: to watch all pods of the namespace that have one of the two labels
+    means a dozen operands on each node, in every list and with every change of their status; to leave out the known operands
+    by name instead needs a list of them that ages, and lets pass what it does not know (the workers of node feature
+    discovery, one on each node).
+    """
+    components = ",".join(sorted(names.DRIVER_COMPONENTS))
+    by_component = f"{names.COMPONENT_LABEL} in ({components})"
+    by_app = f"app={names.DRIVER_APP},{names.COMPONENT_LABEL} notin ({components})"
+    return _list_pods(selection, by_component), _list_pods(selection, by_app)
+
+
+def list_validator_pods(selection: Selection) -> Call:
+    """Lists the validator pods of the operator's namespace."""
+    return _list_pods(selection, selection.validators)
+
+
+def _list_pods(selection: Selection, labels: str) -> Call:
+    path = f"/api/v1/namespaces/{quote(selection.namespace, safe='')}/pods"
+    return Call(verb="list", resource="pods", namespace=selection.namespace, path=path, query=_selecting(labels))
+
+
+def _selecting(labels: str) -> dict[str, str]:
+    return {"labelSelector": labels} if labels else {}
+
+
+def list_custom(kind: CustomKind) -> Call:
+    """Lists the objects of a custom resource."""
+    return Call(verb="list", resource=kind.resource, path=kind.path, may_be_unserved=True)
+
+
+def get_api_groups() -> Call:
+    """Asks which groups and versions the API server has. Every account may."""
+    return Call(verb="get", resource=API_GROUPS, path="/apis")
+
+
+def get_api_version(kind: CustomKind) -> Call:
+    """Asks which kinds there are in a version of a group. Every account may."""
+    name = f"{NVIDIA_GROUP}/{kind.version}"
+    return Call(verb="get", resource=API_GROUPS, name=name, path=f"/apis/{name}")
+
+
+def delete_pod(namespace: str, name: str, uid: str) -> Call:
+    """Deletes exactly this pod."""
+    path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}"
+    body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
+    return Call(verb="delete", resource="pods", namespace=namespace, name=name, path=path, body=body)
+
+
+def _leases(namespace: str) -> str:
+    return f"/apis/coordination.k8s.io/v1/namespaces/{quote(namespace, safe='')}/leases"
+
+
+def get_lease(namespace: str, name: str) -> Call:
+    """Reads a Lease."""
+    path = f"{_leases(namespace)}/{quote(name, safe='')}"
+    return Call(verb="get", resource="leases.coordination.k8s.io", namespace=namespace, name=name, path=path)
+
+
+def write_lease(lease: LeaseView) -> Call:
+    """Makes a Lease, or replaces the version that was read."""
+    meta: dict[str, Any] = {"name": lease.name, "namespace": lease.namespace, "annotations": dict(lease.annotations)}
+    spec = {
+        "holderIdentity": lease.holder,
+        "leaseDurationSeconds": lease.duration_seconds,
+        "acquireTime": lease.acquired,
+        "renewTime": lease.renewed,
+        "leaseTransitions": lease.transitions,
+    }
+    made = Call(
+        verb="create",
+        resource="leases.coordination.k8s.io",
+        namespace=lease.namespace,
+        name=lease.name,
+        path=_leases(lease.namespace),
+        body={
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": meta,
+            "spec": {key: value for key, value in spec.items() if value != ""},
+        },
+    )
+    if not lease.resource_version:
+        return made
+    meta["resourceVersion"] = lease.resource_version
+    return replace(made, verb="update", path=f"{made.path}/{quote(lease.name, safe='')}")
+
+
+def create_event(note: EventNote, now: str, author: str) -> Call:
+    """Makes an Event of the core API, the one that `kubectl describe node` shows; the API server makes its name unique."""
+    node = {"apiVersion": "v1", "kind": "Node", "name": note.node_name, "uid": note.node_uid}
+    return Call(
+        verb="create",
+        resource="events",
+        namespace=EVENT_NAMESPACE,
+        name=note.node_name,
+        path=f"/api/v1/namespaces/{EVENT_NAMESPACE}/events",
+        body={
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"generateName": f"{note.node_name}.", "namespace": EVENT_NAMESPACE},
+            "involvedObject": node,
+            "type": "Warning" if note.is_warning else "Normal",
+            "reason": note.reason,
+            "message": _cut(note.sentence),
+            "action": note.action,
+            "count": 1,
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "source": {"component": names.OWN_NAME},
+            "reportingComponent": names.OWN_NAME,
+            "reportingInstance": author or names.OWN_NAME,
+        },
+    )
+
+
+def _cut(sentence: str) -> str:
+    """As much of a sentence as an Event takes, which is counted in bytes."""
+    whole = sentence.encode()
+    return sentence if len(whole) <= LONGEST_SENTENCE else whole[: LONGEST_SENTENCE - 3].decode(errors="ignore") + "..."
+
+
+def get_custom(source: PolicySource) -> Call:
+    """Reads a custom resource."""
+    kind = CUSTOM_KINDS[source.kind]
+    path = f"{kind.path}/{quote(source.name, safe='')}"
+    return Call(verb="get", resource=kind.resource, name=source.name, path=path, may_be_unserved=True)
+
+
+def patch_conditions(source: PolicySource, found: Conditions, wanted: list[dict[str, Any]]) -> Call:
+    """Replaces the conditions of the version that was read.
+
+    Their list is one value for a merge patch, hence the guard. `state` is gpu-operator's, but a status without it is refused by
+    the schema: where nobody has written one yet, it says what is so, that nobody calls it ready.
+    """
+    read = get_custom(source)
+    status: dict[str, Any] = {"conditions": wanted} | ({} if found.state else {"state": "notReady"})
+    return replace(
+        read,
+        verb="patch",
+        resource=f"{CUSTOM_KINDS[source.kind].plural}/status.{NVIDIA_GROUP}",
+        path=f"{read.path}/status",
+        body={"metadata": {"resourceVersion": found.resource_version}, "status": status},
+        content_type=MERGE,
+    )

@@ -1,0 +1,357 @@
+"""How the objects that only the controller reads become views, the second half of `views`.
+
+Fleets are large, so what thousands of objects have in common is stored once, and bulk is left out: of a ControllerRevision
+the template, of a custom resource all but what says how drivers are upgraded.
+"""
+
+import sys
+from typing import Any, Final
+
+import msgspec
+
+from driver_manager import names
+from driver_manager.core.fleet import FleetPod, FleetSet, LeaseView, PolicySource, Revision
+from driver_manager.core.snapshot import Owner
+from driver_manager.kube.views import BULK
+from driver_manager.kube.wire import (
+    Affinity,
+    Meta,
+    OwnerReference,
+    Reader,
+    Wire,
+    WireObject,
+    WireToleration,
+    controller,
+    label_terms,
+    shared,
+    tolerations,
+)
+
+NORMAL_WAITS: Final = frozenset({"", "ContainerCreating", "PodInitializing"})
+"""Why a container waits that only has not begun yet."""
+
+
+class _Variable(Wire, frozen=True):
+    name: str
+    value: str = ""
+
+
+class _Container(Wire, frozen=True):
+    env: list[_Variable] | None = None
+
+
+class _PodSpec(Wire, frozen=True):
+    """Of a pod or of a template."""
+
+    node_name: str = ""
+    node_selector: dict[str, str] | None = None
+    affinity: Affinity | None = None
+    tolerations: list[WireToleration] | None = None
+    init_containers: list[_Container] | None = None
+    containers: list[_Container] | None = None
+
+
+class _Waiting(Wire, frozen=True):
+    reason: str = ""
+
+
+class _State(Wire, frozen=True):
+    waiting: _Waiting | None = None
+
+
+class _ContainerStatus(Wire, frozen=True):
+    ready: bool = False
+    restart_count: int = 0
+    state: _State = _State()
+
+
+class _PodStatus(Wire, frozen=True):
+    phase: str = "Pending"
+    init_container_statuses: list[_ContainerStatus] | None = None
+    container_statuses: list[_ContainerStatus] | None = None
+
+
+class _Pod(WireObject, frozen=True):
+    spec: _PodSpec = _PodSpec()
+    status: _PodStatus = _PodStatus()
+
+
+class _TemplateMeta(Wire, frozen=True):
+    labels: dict[str, str] | None = None
+
+
+class _Template(Wire, frozen=True):
+    metadata: _TemplateMeta = _TemplateMeta()
+    spec: _PodSpec = _PodSpec()
+
+
+class _Strategy(Wire, frozen=True):
+    type: str = ""
+
+
+class _SetSpec(Wire, frozen=True):
+    template: _Template
+    update_strategy: _Strategy = _Strategy()
+
+
+class _SetStatus(Wire, frozen=True):
+    observed_generation: int = 0
+
+
+class _Set(WireObject, frozen=True):
+    spec: _SetSpec
+    status: _SetStatus = _SetStatus()
+
+
+class _Revision(WireObject, frozen=True):
+    revision: int
+
+
+class _Condition(Wire, frozen=True):
+    type: str
+    status: str = ""
+    reason: str = ""
+
+
+class _CustomStatus(Wire, frozen=True):
+    conditions: list[_Condition] | None = None
+
+
+class _Switch(Wire, frozen=True):
+    enabled: bool | None = None
+
+
+class _PolicyDriver(Wire, frozen=True):
+    enabled: bool | None = None
+    use_nvidia_driver_crd: bool | None = msgspec.field(name="useNvidiaDriverCRD", default=None)
+    upgrade_policy: dict[str, Any] | None = None
+
+
+class _PolicySpec(Wire, frozen=True):
+    driver: _PolicyDriver = _PolicyDriver()
+    sandbox_workloads: _Switch | None = None
+
+
+class _ClusterPolicy(WireObject, frozen=True):
+    spec: _PolicySpec = _PolicySpec()
+    status: _CustomStatus = _CustomStatus()
+
+
+class _DriverSpec(Wire, frozen=True):
+    upgrade_policy: dict[str, Any] | None = None
+    node_selector: dict[str, str] | None = None
+    default: bool | None = None
+
+
+class _Driver(WireObject, frozen=True):
+    spec: _DriverSpec = _DriverSpec()
+    status: _CustomStatus = _CustomStatus()
+
+
+class _LeaseSpec(Wire, frozen=True):
+    holder_identity: str | None = None
+    lease_duration_seconds: int | None = None
+    acquire_time: str | None = None
+    renew_time: str | None = None
+    lease_transitions: int | None = None
+
+
+class _Lease(WireObject, frozen=True):
+    spec: _LeaseSpec = _LeaseSpec()
+
+
+class Conditions(msgspec.Struct, frozen=True):
+    """What of a custom resource is needed to write one of its conditions, word for word."""
+
+    uid: str
+    resource_version: str
+    generation: int
+    state: str
+    items: list[dict[str, Any]]
+
+
+class _FullStatus(Wire, frozen=True):
+    state: str = ""
+    conditions: list[dict[str, Any]] | None = None
+
+
+class _Conditioned(WireObject, frozen=True):
+    status: _FullStatus = _FullStatus()
+
+
+class _GroupVersion(Wire, frozen=True):
+    group_version: str
+
+
+class _Group(Wire, frozen=True):
+    versions: list[_GroupVersion] | None = None
+
+
+class _Groups(Wire, frozen=True):
+    groups: list[_Group]
+
+
+class _Resource(Wire, frozen=True):
+    name: str
+
+
+class _Resources(Wire, frozen=True):
+    resources: list[_Resource]
+
+
+_groups = msgspec.json.Decoder(_Groups)
+_resources = msgspec.json.Decoder(_Resources)
+
+
+def group_versions(body: bytes) -> frozenset[str]:
+    """Reads which versions of which groups an API server has: `nvidia.com/v1`."""
+    return frozenset(version.group_version for group in _groups.decode(body).groups for version in group.versions or ())
+
+
+def resources(body: bytes) -> frozenset[str]:
+    """Reads which kinds there are in a version of a group, by their plural names."""
+    return frozenset(each.name for each in _resources.decode(body).resources)
+
+
+def _pod_view(pod: _Pod) -> FleetPod:
+    meta, status = pod.metadata, pod.status
+    containers = status.container_statuses or []
+    waiting = [each for each in (*(status.init_container_statuses or ()), *containers) if not each.ready]
+    reasons = (each.state.waiting.reason for each in waiting if each.state.waiting)
+    labels = shared(meta.labels)
+    return FleetPod(
+        namespace=sys.intern(meta.namespace),
+        name=meta.name,
+        uid=meta.uid,
+        node_name=pod.spec.node_name or _meant_for(pod.spec.affinity),
+        is_bound=bool(pod.spec.node_name),
+        labels=labels,
+        owner=_owner(meta.owner_references),
+        revision=labels.get(names.REVISION_HASH, ""),
+        digest=_digest(pod.spec),
+        phase=sys.intern(status.phase),
+        is_ready=status.phase == "Running" and bool(containers) and all(each.ready for each in containers),
+        is_terminating=meta.deletion_timestamp is not None,
+        restarts=max((each.restart_count for each in waiting), default=0),
+        trouble=next((reason for reason in reasons if reason not in NORMAL_WAITS), ""),
+        created=meta.creation_timestamp or "",
+    )
+
+
+def _meant_for(affinity: Affinity | None) -> str:
+    """The node that the DaemonSet controller made a pod for: it names the node in every term.
+
+    https://kubernetes.io/docs/concepts/workloads/controllers/daemonset/#how-daemon-pods-are-scheduled
+    """
+    fields = (each for term in (affinity.terms() if affinity else ()) for each in term.match_fields or ())
+    return next((each.values[0] for each in fields if each.key == "metadata.name" and each.operator == "In" and each.values), "")
+
+
+def _digest(spec: _PodSpec) -> str:
+    """The first that is not empty; a value from elsewhere (`valueFrom`) counts as empty."""
+    containers = (*(spec.init_containers or ()), *(spec.containers or ()))
+    values = (each.value for container in containers for each in container.env or () if each.name == names.DRIVER_DIGEST)
+    return sys.intern(next((value for value in values if value), ""))
+
+
+def _owner(references: list[OwnerReference] | None) -> Owner | None:
+    owner = controller(references)
+    return Owner(sys.intern(owner.kind), sys.intern(owner.name), sys.intern(owner.uid)) if owner else None
+
+
+def _set_view(each: _Set) -> FleetSet:
+    meta, template = each.metadata, each.spec.template
+    return FleetSet(
+        namespace=meta.namespace,
+        name=meta.name,
+        uid=meta.uid,
+        labels=meta.labels or {},
+        owner=controller(meta.owner_references),
+        pod_labels=template.metadata.labels or {},
+        node_selector=template.spec.node_selector or {},
+        affinity=label_terms(template.spec.affinity),
+        tolerations=tolerations(template.spec.tolerations),
+        digest=_digest(template.spec),
+        is_settled=each.status.observed_generation >= meta.generation,
+        is_on_delete=each.spec.update_strategy.type == "OnDelete",
+        is_deleting=meta.deletion_timestamp is not None,
+    )
+
+
+def _revision_view(each: _Revision) -> Revision:
+    meta = each.metadata
+    owner = controller(meta.owner_references)
+    return Revision(
+        namespace=meta.namespace,
+        name=meta.name,
+        uid=meta.uid,
+        owner_uid=owner.uid if owner else "",
+        number=each.revision,
+        hash=(meta.labels or {}).get(names.REVISION_HASH, ""),
+    )
+
+
+def _common(meta: Meta, status: _CustomStatus) -> dict[str, Any]:
+    """What the two custom resources share."""
+    return {
+        "name": meta.name,
+        "uid": meta.uid,
+        "resource_version": meta.resource_version,
+        "created": meta.creation_timestamp or "",
+        "annotations": {key: value for key, value in (meta.annotations or {}).items() if key not in BULK},
+        "is_deleting": meta.deletion_timestamp is not None,
+        "generation": meta.generation,
+        "conditions": {each.type: (each.status, each.reason) for each in status.conditions or ()},
+    }
+
+
+def _cluster_policy_view(each: _ClusterPolicy) -> PolicySource:
+    """A driver whose `enabled` is not written is there: gpu-operator takes it so."""
+    driver, sandbox = each.spec.driver, each.spec.sandbox_workloads
+    return PolicySource(
+        kind="ClusterPolicy",
+        **_common(each.metadata, each.status),
+        upgrade_policy=driver.upgrade_policy,
+        has_driver=driver.enabled is not False,
+        uses_nvidia_driver_crd=bool(driver.use_nvidia_driver_crd),
+        has_sandbox_workloads=bool(sandbox and sandbox.enabled),
+    )
+
+
+def _driver_view(each: _Driver) -> PolicySource:
+    return PolicySource(
+        kind="NVIDIADriver",
+        **_common(each.metadata, each.status),
+        upgrade_policy=each.spec.upgrade_policy,
+        node_selector=each.spec.node_selector,
+        is_default=bool(each.spec.default),
+    )
+
+
+def _lease_view(lease: _Lease) -> LeaseView:
+    meta, spec = lease.metadata, lease.spec
+    return LeaseView(
+        namespace=meta.namespace,
+        name=meta.name,
+        resource_version=meta.resource_version,
+        holder=spec.holder_identity or "",
+        duration_seconds=spec.lease_duration_seconds or 0,
+        acquired=spec.acquire_time or "",
+        renewed=spec.renew_time or "",
+        transitions=spec.lease_transitions or 0,
+        annotations=meta.annotations or {},
+    )
+
+
+def _conditions(each: _Conditioned) -> Conditions:
+    meta, status = each.metadata, each.status
+    return Conditions(meta.uid, meta.resource_version, meta.generation, status.state, status.conditions or [])
+
+
+PODS: Final = Reader(_Pod, _pod_view)
+SETS: Final = Reader(_Set, _set_view)
+REVISIONS: Final = Reader(_Revision, _revision_view)
+CLUSTER_POLICIES: Final = Reader(_ClusterPolicy, _cluster_policy_view)
+DRIVERS: Final = Reader(_Driver, _driver_view)
+LEASES: Final = Reader(_Lease, _lease_view)
+CONDITIONS: Final = Reader(_Conditioned, _conditions)
