@@ -25,6 +25,20 @@ STOCK_ROLE: Final = (
 )
 """The ClusterRole of NVIDIA's driver DaemonSet: all that the agent may count on."""
 
+CONTROLLER_ROLE: Final = (
+    rule("get list watch patch", "", "nodes"),
+    rule("get list watch delete", "", "pods"),
+    rule("create", "", "pods/eviction"),
+    rule("create", "events.k8s.io", "events"),
+    rule("get list watch", "apps", "daemonsets controllerrevisions"),
+    rule("get list watch", "nvidia.com", "clusterpolicies nvidiadrivers"),
+    rule("patch", "nvidia.com", "clusterpolicies/status nvidiadrivers/status"),
+    rule("get create update", "coordination.k8s.io", "leases"),
+    rule("get list", "resource.k8s.io", "resourceclaims"),
+    rule("get list", "node.k8s.io", "runtimeclasses"),
+)
+"""All that the controller needs."""
+
 
 def may(account: Account, verb: str, group: str, resource: str, namespace: str = "", name: str = "") -> bool:
     """Whether the account may do one thing; `resource` may have a `/subresource`."""

@@ -131,16 +131,18 @@ class SimCluster:
         access.demand(self.account, "watch", "", "pods")
         known = {pod.uid: pod for pod in since.items}
         version, breaks = int(since.resource_version), self._server.watch_breaks
-        position = 0
+        stream, position = self._store.stream(node_name), 0
+        is_too_old = version < stream.since
         while True:
             changes: list[PodChange] = []
-            if breaks != self._server.watch_breaks or not self._server.is_up:
-                breaks = await self._watch_again()
+            if breaks != self._server.watch_breaks or not self._server.is_up or is_too_old:
+                breaks, is_too_old = await self._watch_again(), False
                 fresh = self._list(node_name)
                 changes = _difference(known, fresh)
-                version, position = int(fresh.resource_version), len(self._store.events)
+                version, position = int(fresh.resource_version), len(stream.events)
             else:
-                position, changes = self._new_events(node_name, position, version)
+                changes = [PodChange(one.kind, one.pod) for one in stream.events[position:] if one.version > version]
+                position = len(stream.events)
             for change in changes:
                 await self._gate("pod_changes.next", {"kind": change.kind, "pod": change.pod.ref})
                 if change.kind is ChangeKind.GONE:
@@ -149,13 +151,8 @@ class SimCluster:
                     known[change.pod.uid] = change.pod
                 yield change
             if not changes:
-                await self._store.pods_changed.wait()
+                await stream.changed.wait()
                 await self._life.sleep(self._store.latencies.watch)
-
-    def _new_events(self, node_name: str, position: int, version: int) -> tuple[int, list[PodChange]]:
-        events = self._store.events[position:]
-        found = [PodChange(one.kind, one.pod) for one in events if one.version > version and one.node_name == node_name]
-        return position + len(events), found
 
     async def _watch_again(self) -> int:
         """Waits until there is a watch again and lists; as the real one does, it tries for ever."""
@@ -172,6 +169,7 @@ class SimCluster:
                 return self._server.watch_breaks
 
     def _list(self, node_name: str) -> PodList:
+        self._store.stream(node_name)
         items = tuple(pod.view() for pod in self._store.pods_bound_to(node_name))
         return PodList(items, str(self._store.version))
 

@@ -9,9 +9,12 @@ from typing import Final
 
 from driver_manager.core.snapshot import Owner, Taint
 from driver_manager.names import UNSCHEDULABLE_TAINT
+from driver_manager.sim.daemonsets import DaemonSets
 from driver_manager.sim.objects import (
     DAEMON_TOLERATIONS,
+    GENERATION,
     POD_TOLERATIONS,
+    REVISION_HASH,
     Budget,
     DaemonSet,
     Deployment,
@@ -23,11 +26,9 @@ from driver_manager.sim.objects import (
 from driver_manager.sim.server import Server
 from driver_manager.sim.store import Store
 
-FIRST_BACKOFF: Final = 0.005
-LONGEST_BACKOFF: Final = 1000.0
+HOSTNAME: Final = "kubernetes.io/hostname"
 DISRUPTED_FOR: Final = 120.0
 """How long a budget remembers a pod that was let go and does not go."""
-TEMPLATE_HASH: Final = "6c8f9b7d5"
 
 
 class Controllers:
@@ -36,8 +37,7 @@ class Controllers:
     def __init__(self, store: Store, server: Server) -> None:
         self.store = store
         self.server = server
-        self.refused_creates: dict[str, str] = {}
-        """Owners whose pods admission refuses, `namespace/name`, with the reason."""
+        self.daemon_sets = DaemonSets(store, server, self._make_daemon)
         store.node_listeners.append(self.node_changed)
         store.pod_listeners.append(self.pod_changed)
 
@@ -47,8 +47,7 @@ class Controllers:
         """A node was written."""
         timers, latencies = self.store.timers, self.store.latencies
         timers.wake("lifecycle", node.name, latencies.lifecycle, lambda: self.mark_cordon(node))
-        for daemon_set in self.store.daemon_sets.values():
-            self.wake_daemon_set(daemon_set)
+        self.daemon_sets.node_changed(node)
         timers.wake("scheduler", "", latencies.scheduler, self.schedule)
         if any(taint.effect == "NoExecute" for taint in node.taints):
             timers.wake("taints", node.name, latencies.lifecycle, lambda: self.throw_out(node))
@@ -56,22 +55,30 @@ class Controllers:
     def pod_changed(self, pod: Pod) -> None:
         """A pod was written or removed."""
         timers, latencies = self.store.timers, self.store.latencies
-        if pod.owner is not None:
-            for daemon_set in self.store.daemon_sets.values():
-                if daemon_set.uid == pod.owner.uid:
-                    self.wake_daemon_set(daemon_set)
-            for deployment in self.store.deployments.values():
-                if deployment.uid == pod.owner.uid:
-                    self.wake_deployment(deployment)
+        self.daemon_sets.pod_changed(pod)
+        owner = self.store.owner_of(pod)
+        if isinstance(owner, Deployment):
+            self.wake_deployment(owner)
         for budget in self.store.budgets.values():
-            if budget.covers(pod):
-                self.wake_budget(budget)
+            self._count(budget, pod)
         timers.wake("scheduler", "", latencies.scheduler, self.schedule)
 
-    def wake_daemon_set(self, daemon_set: DaemonSet, seconds: float | None = None) -> None:
-        """Has the DaemonSet controller look at one of them."""
-        delay = self.store.latencies.daemon_set if seconds is None else seconds
-        self.store.timers.wake("daemonset", daemon_set.uid, delay, lambda: self.sync_daemon_set(daemon_set))
+    def _count(self, budget: Budget, pod: Pod) -> None:
+        """Keeps the members of a budget; a pod that it covers wakes its controller."""
+        if not budget.covers(pod):
+            if budget.members is not None:
+                budget.members.pop(pod.uid, None)
+            return
+        if budget.members is not None:
+            if pod.is_gone:
+                budget.members.pop(pod.uid, None)
+            else:
+                budget.members[pod.uid] = pod
+        self.wake_budget(budget)
+
+    def wake_daemon_set(self, daemon_set: DaemonSet) -> None:
+        """Has the DaemonSet controller look at all nodes for one of them."""
+        self.daemon_sets.wake(daemon_set)
 
     def wake_deployment(self, deployment: Deployment) -> None:
         """Has the ReplicaSet controller look at one of them."""
@@ -85,46 +92,16 @@ class Controllers:
 
     # DaemonSets ---------------------------------------------------------------------------------------------------
 
-    def sync_daemon_set(self, daemon_set: DaemonSet) -> None:
-        """Deletes where the node does not match any more, creates where a pod is missing."""
-        if self.store.daemon_sets.get(f"{daemon_set.namespace}/{daemon_set.name}") is not daemon_set:
-            return
-        for node in list(self.store.nodes.values()):
-            there = [pod for pod in self.store.pods_of(daemon_set.uid) if node.name in (pod.node_name, pod.target)]
-            tolerations = daemon_set.spec.tolerations + DAEMON_TOLERATIONS
-            belongs = daemon_set.spec.fits(node.labels)
-            if not belongs or not tolerates(tolerations, node.taints, "NoExecute"):
-                for pod in there:
-                    if pod.marked_at is None:
-                        self.server.delete_pod(pod, who="daemonset-controller")
-                continue
-            alive = [pod for pod in there if not (pod.marked_at is not None and pod.is_over)]
-            for pod in [one for one in alive if one.is_over]:
-                self.server.delete_pod(pod, who="daemonset-controller")
-            spare = [pod for pod in alive if pod.is_active][1:]
-            for pod in spare:
-                self.server.delete_pod(pod, who="daemonset-controller")
-            if not alive and tolerates(tolerations, node.taints, "NoSchedule") and not self._create_daemon(daemon_set, node):
-                return  # the rest of the batch is skipped after a refusal
-
-    def _create_daemon(self, daemon_set: DaemonSet, node: Node) -> bool:
-        ref = f"{daemon_set.namespace}/{daemon_set.name}"
-        reason = self.refused_creates.get(ref)
-        if reason is not None or daemon_set.namespace in self.store.terminating:
-            pause = min(FIRST_BACKOFF * 2**daemon_set.refusals, LONGEST_BACKOFF)
-            daemon_set.refusals += 1
-            self.store.write("daemonset-controller", "FailedCreate", ref, reason or "namespace is being terminated")
-            self.store.timers.later(pause, lambda: self.sync_daemon_set(daemon_set))
-            return False
-        daemon_set.refusals = 0
-        labels = {"controller-revision-hash": TEMPLATE_HASH, "pod-template-generation": "1"}
-        pod = self.make_pod(daemon_set.namespace, f"{daemon_set.name}-{self.store.suffix()}", daemon_set.spec, daemon_set.owner)
-        pod.labels.update(labels)
-        pod.tolerations = daemon_set.spec.tolerations + DAEMON_TOLERATIONS
-        pod.target = node.name
-        self.store.write("daemonset-controller", "create", pod.ref, node.name)
-        self.store.pod_written(pod)
-        return True
+    def _make_daemon(self, daemon_set: DaemonSet, node_name: str) -> Pod:
+        """A new pod of the newest template that the DaemonSet controller has seen."""
+        template = daemon_set.template
+        assert template is not None
+        spec = daemon_set.spec if daemon_set.observed == daemon_set.generation else template.spec
+        pod = self.make_pod(daemon_set.namespace, f"{daemon_set.name}-{self.store.suffix()}", spec, daemon_set.owner)
+        pod.labels.update({REVISION_HASH: template.hash, GENERATION: str(daemon_set.observed)})
+        pod.tolerations = spec.tolerations + DAEMON_TOLERATIONS
+        pod.target = node_name
+        return pod
 
     # ReplicaSets --------------------------------------------------------------------------------------------------
 
@@ -161,8 +138,8 @@ class Controllers:
 
     def schedule(self) -> None:
         """Binds what can be bound."""
-        for pod in list(self.store.pods.values()):
-            if pod.node_name is not None or pod.marked_at is not None:
+        for pod in list(self.store.unbound.values()):
+            if pod.marked_at is not None:
                 continue
             node = self.choose_node(pod)
             if node is not None:
@@ -171,7 +148,8 @@ class Controllers:
 
     def choose_node(self, pod: Pod) -> Node | None:
         """The fitting node with the most free GPUs; of equal ones the first made."""
-        nodes = [node for node in self.store.nodes.values() if pod.target in (None, node.name)]
+        only = pod.target or pod.spec.node_selector.get(HOSTNAME)
+        nodes = list(self.store.nodes.values()) if only is None else [self.store.nodes[only]] if only in self.store.nodes else []
         fitting = [node for node in nodes if self.fits(pod, node)]
         return max(fitting, key=self.store.free_gpus, default=None)
 
@@ -182,6 +160,7 @@ class Controllers:
             taints = (*taints, Taint(UNSCHEDULABLE_TAINT))
         return (
             not node.is_down
+            and node.is_ready
             and tolerates(pod.tolerations, taints, "NoSchedule", "NoExecute")
             and pod.spec.fits(node.labels)
             and self.store.free_gpus(node) >= pod.spec.gpus
@@ -210,7 +189,9 @@ class Controllers:
 
     def sync_budget(self, budget: Budget) -> None:
         """Counts anew."""
-        pods = [pod for pod in self.store.pods.values() if budget.covers(pod)]
+        if budget.members is None:
+            budget.members = {pod.uid: pod for pod in self.store.pods.values() if budget.covers(pod)}
+        pods = list(budget.members.values())
         now = self.store.timers.now()
         let_go = {
             name: at
@@ -232,13 +213,13 @@ class Controllers:
         budget.is_observed = True
 
     def _scale(self, pods: list[Pod]) -> int:
-        total, owners = 0, []
+        total, owners = 0, dict[str, bool]()
         for pod in pods:
-            if pod.owner is None or pod.owner in owners:
+            if pod.owner is None or pod.owner.uid in owners:
                 continue
-            owners.append(pod.owner)
-            replicas = [one.replicas for one in self.store.deployments.values() if one.uid == pod.owner.uid]
-            total += sum(replicas) if replicas else len(self.store.pods_of(pod.owner.uid))
+            owners[pod.owner.uid] = True
+            owner = self.store.owner_of(pod)
+            total += owner.replicas if isinstance(owner, Deployment) else len(self.store.pods_of(pod.owner.uid))
         return total
 
 

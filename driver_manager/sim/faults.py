@@ -112,12 +112,53 @@ class Rule:
         return True
 
 
+@dataclass(slots=True, kw_only=True)
+class WatchTrouble:
+    """How watches and lists of whole kinds misbehave; nothing by default. Can be changed at any time."""
+
+    longest_lag: float = 0.0
+    """Seconds that an event may come late."""
+    expire_rate: float = 0.0
+    """Share of events after which the watch ends with 410."""
+    stale_rate: float = 0.0
+    """Share of lists that answer with an older state."""
+    longest_stale: float = 0.0
+    """How many seconds old; states are only remembered while this is not 0."""
+
+    def lag(self, rng: random.Random) -> float:
+        """How late an event comes."""
+        return rng.random() * self.longest_lag if self.longest_lag else 0.0
+
+    def has_expired(self, rng: random.Random) -> bool:
+        """Whether the watch ends here."""
+        return bool(self.expire_rate) and rng.random() < self.expire_rate
+
+    def has_stale_list(self, rng: random.Random) -> bool:
+        """Whether this list is stale."""
+        return bool(self.stale_rate and self.longest_stale) and rng.random() < self.stale_rate
+
+    def staleness(self, rng: random.Random) -> float:
+        """How old a stale list is."""
+        return rng.random() * self.longest_stale
+
+    def stop(self) -> None:
+        """Ends it."""
+        self.longest_lag = self.expire_rate = self.stale_rate = self.longest_stale = 0.0
+
+
+UNTOUCHED: Final = frozenset({"pod_changes.next", "follow.next"})
+"""Calls that random trouble leaves alone: events have trouble of their own."""
+GUARDED: Final = frozenset({"patch_node", "write_lease", "set_condition"})
+"""Calls that can meet a conflict."""
+
+
 class Faults:
     """All planned and random trouble of one world, and the list of calls that were made."""
 
     def __init__(self) -> None:
         self.rules: list[Rule] = []
         self.calls: list[Call] = []
+        self.watches = WatchTrouble()
         self._chance: Callable[[Call], Action | None] = lambda call: None
 
     def on(
@@ -139,10 +180,13 @@ class Faults:
         """Lets that share of the cluster calls go wrong, in ways that a real server has."""
 
         def chance(call: Call) -> Action | None:
-            if call.port != "cluster" or call.name == "pod_changes.next" or rng.random() >= rate:
+            if call.port != "cluster" or call.name in UNTOUCHED or rng.random() >= rate:
                 return None
             choices: list[Action] = [Delay(rng.random() * longest_delay), Fail(lambda: Unreachable("connection reset by peer"))]
-            if call.name == "patch_node" and call.when is When.BEFORE:
+            if call.is_write and call.when is When.BEFORE:
+                choices.append(Fail(lambda: Unreachable("Too many requests, please try again later.", retry_after=1.0)))
+                choices.append(Fail(lambda: Unreachable("status 500: etcdserver: request timed out")))
+            if call.name in GUARDED and call.when is When.BEFORE:
                 choices.append(
                     Fail(lambda: Conflict("the object has been modified; please apply your changes to the latest version and try again"))
                 )
@@ -157,6 +201,7 @@ class Faults:
     def stop(self) -> None:
         """Ends all trouble."""
         self.rules.clear()
+        self.watches.stop()
         self._chance = lambda call: None
 
     def action_for(self, call: Call) -> Action | None:

@@ -44,7 +44,7 @@ class Kubelets:
             self._begun[pod.uid] = True
             if pod.spec.start_seconds == math.inf:
                 return
-            self._do(pod, self.store.latencies.start + pod.spec.start_seconds, lambda: self._prepare(pod))
+            self.do(pod, self.store.latencies.start + pod.spec.start_seconds, lambda: self._prepare(pod))
 
     def set_down(self, node: Node, is_down: bool) -> None:
         """Stops or wakes the kubelet of a node; what came due meanwhile is done then."""
@@ -58,7 +58,7 @@ class Kubelets:
         if pod.is_gone or pod.marked_at is not None:
             return
         if self._needs_plugin(pod) and not self._has_plugin(pod):
-            self._do(pod, CLAIMS_AGAIN, lambda: self._prepare(pod))
+            self.do(pod, CLAIMS_AGAIN, lambda: self._prepare(pod))
         else:
             self.start(pod)
 
@@ -100,7 +100,7 @@ class Kubelets:
         if end >= self._ending.get(pod.uid, math.inf):
             return
         self._ending[pod.uid] = end
-        self._do(pod, max(0.0, end - now), lambda: self._end(pod, end))
+        self.do(pod, max(0.0, end - now), lambda: self._end(pod, end))
 
     def _end(self, pod: Pod, planned: float) -> None:
         if pod.is_gone or self._ending[pod.uid] != planned:
@@ -110,14 +110,14 @@ class Kubelets:
             pod.phase, pod.is_ready = Phase.FAILED if was_killed else Phase.SUCCEEDED, False
             self._stop_process(pod)
             self.store.pod_written(pod)
-        self._do(pod, self.store.latencies.remove, lambda: self._remove(pod))
+        self.do(pod, self.store.latencies.remove, lambda: self._remove(pod))
 
     def _remove(self, pod: Pod) -> None:
         if pod.is_gone:
             return
         if pod.uid in self._prepared:  # a pod is only gone when its devices are given back, and the plugin alone takes them
             if not self._has_plugin(pod):
-                self._do(pod, CLAIMS_AGAIN, lambda: self._remove(pod))
+                self.do(pod, CLAIMS_AGAIN, lambda: self._remove(pod))
                 return
             del self._prepared[pod.uid]
         if pod.finalizers:
@@ -147,7 +147,7 @@ class Kubelets:
         if machine is not None:
             self.store.timers.later(pod.spec.lag_seconds, lambda: machine.stop_pod(pod))
 
-    def _do(self, pod: Pod, seconds: float, what: Callable[[], None]) -> None:
+    def do(self, pod: Pod, seconds: float, what: Callable[[], None]) -> None:
         """Later, or when the kubelet is back."""
 
         def act() -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from driver_manager.core.fleet import FleetPod, FleetSet, Revision
 from driver_manager.core.snapshot import (
     DaemonSetView,
     Identity,
@@ -23,6 +24,11 @@ ALL_OF_GRACE: Final = math.inf
 NEVER: Final = None
 """A stop time: the pod hangs in Terminating."""
 GPU: Final = "nvidia.com/gpu"
+REVISION_HASH: Final = "controller-revision-hash"
+GENERATION: Final = "pod-template-generation"
+"""Labels that the DaemonSet controller puts on its pods."""
+REPLICA_SET: Final = "-5d4f8c7b9"
+"""The end of the name of a Deployment's one ReplicaSet."""
 
 POD_TOLERATIONS: Final = (
     Toleration("node.kubernetes.io/not-ready", "Exists", "", "NoExecute"),
@@ -70,6 +76,10 @@ class PodSpec:
     has_empty_dir: bool = False
     finalizers: tuple[str, ...] = ()
     priority: int = 0
+    digest: str = ""
+    """DRIVER_CONFIG_DIGEST of a driver."""
+    image: str = ""
+    """Only so that two templates can differ."""
     # How it behaves
     start_seconds: float = 0.0
     """Bound -> running; `math.inf` stays in its init container."""
@@ -107,8 +117,18 @@ class Node:
     unschedulable: bool = False
     taints: tuple[Taint, ...] = ()
     gpus: int = 0
+    offered: int | None = None
+    """GPUs that pods can have (allocatable); None: all of them."""
+    counted: int | None = None
+    """GPUs that the kubelet knows of (capacity); None: all of them."""
+    is_ready: bool = True
     is_down: bool = False
     """Its kubelet does nothing."""
+
+    @property
+    def allocatable(self) -> int:
+        """GPUs that pods can have."""
+        return self.gpus if self.offered is None else self.offered
 
     def view(self) -> NodeView:
         """As a reader sees it now."""
@@ -120,6 +140,9 @@ class Node:
             annotations=dict(self.annotations),
             unschedulable=self.unschedulable,
             taints=self.taints,
+            is_ready=self.is_ready,
+            allocatable={GPU: self.allocatable} if self.gpus else {},
+            capacity={GPU: self.gpus if self.counted is None else self.counted} if self.gpus else {},
         )
 
 
@@ -149,6 +172,11 @@ class Pod:
     deletion_grace: int | None = None
     """`deletionGracePeriodSeconds`."""
     is_gone: bool = False
+    restarts: int = 0
+    """Of a container that is not ready."""
+    trouble: str = ""
+    """Why a container waits (`CrashLoopBackOff`)."""
+    created: str = ""
 
     @property
     def ref(self) -> str:
@@ -192,22 +220,121 @@ class Pod:
             container_names=self.spec.container_names,
         )
 
+    def fleet_view(self) -> FleetPod:
+        """As one who follows drivers and validators sees it."""
+        return FleetPod(
+            namespace=self.namespace,
+            name=self.name,
+            uid=self.uid,
+            node_name=self.node_name or self.target or "",
+            is_bound=self.node_name is not None,
+            labels=dict(self.labels),
+            owner=self.owner,
+            revision=self.labels.get(REVISION_HASH, ""),
+            digest=self.spec.digest,
+            phase=self.phase.value,
+            is_ready=self.is_ready and self.phase is Phase.RUNNING,
+            is_terminating=self.marked_at is not None,
+            restarts=0 if self.is_ready else self.restarts,
+            trouble=self.trouble,
+            created=self.created,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class Template:
+    """A ControllerRevision: a template that a DaemonSet has, or had."""
+
+    namespace: str
+    name: str
+    uid: str
+    labels: dict[str, str]
+    owner_uid: str
+    number: int
+    hash: str
+    spec: PodSpec
+
+    def fleet_view(self) -> Revision:
+        """As a follower sees it."""
+        return Revision(
+            namespace=self.namespace, name=self.name, uid=self.uid, owner_uid=self.owner_uid, number=self.number, hash=self.hash
+        )
+
+
+class Cascade(StrEnum):
+    """What becomes of the pods of a DaemonSet that is deleted."""
+
+    BACKGROUND = "Background"
+    FOREGROUND = "Foreground"
+    ORPHAN = "Orphan"
+
 
 @dataclass(slots=True, kw_only=True)
 class DaemonSet:
-    """A DaemonSet. Its update strategy is OnDelete."""
+    """A DaemonSet."""
 
     namespace: str
     name: str
     uid: str
     spec: PodSpec
+    """Its newest template."""
+    labels: dict[str, str] = field(default_factory=dict)
+    made_for: Owner | None = None
+    """The custom resource that owns it."""
+    is_on_delete: bool = True
+    max_unavailable: int = 1
+    """Of a rolling update."""
+    selector: Mapping[str, str] | None = None
+    """None: the labels of its template."""
+    generation: int = 1
+    is_deleting: bool = False
+    # What its controller knows
+    observed: int = 0
+    """The generation that it has seen."""
+    observes_at: float = 0.0
+    """When it sees the newest one."""
+    template: Template | None = None
+    """The newest one that it has seen: what new pods are made from."""
+    is_rolling: bool = False
+    dirty: dict[str, bool] = field(default_factory=dict)
+    """Names of nodes that it has to look at."""
+    claims: dict[str, Pod] = field(default_factory=dict)
+    """Pods to adopt or to let go, by uid."""
     refusals: int = 0
     """Creates refused in a row."""
+
+    @property
+    def ref(self) -> str:
+        """`namespace/name`."""
+        return f"{self.namespace}/{self.name}"
 
     @property
     def owner(self) -> Owner:
         """What its pods say of it."""
         return Owner("DaemonSet", self.name, self.uid)
+
+    def selects(self, labels: Mapping[str, str]) -> bool:
+        """Whether a pod with these labels is one of its own, or could be. Without any label it takes nothing over."""
+        wanted = self.spec.labels if self.selector is None else self.selector
+        return bool(wanted) and matches(wanted, labels)
+
+    def fleet_view(self) -> FleetSet:
+        """As a follower sees it."""
+        return FleetSet(
+            namespace=self.namespace,
+            name=self.name,
+            uid=self.uid,
+            labels=dict(self.labels),
+            owner=self.made_for,
+            pod_labels=dict(self.spec.labels),
+            node_selector=dict(self.spec.node_selector),
+            affinity=self.spec.affinity,
+            tolerations=self.spec.tolerations,
+            digest=self.spec.digest,
+            is_settled=self.observed == self.generation,
+            is_on_delete=self.is_on_delete,
+            is_deleting=self.is_deleting,
+        )
 
     def view(self) -> DaemonSetView:
         """As a reader sees it: the template's own tolerations, without those added to the pods."""
@@ -233,7 +360,7 @@ class Deployment:
     @property
     def owner(self) -> Owner:
         """What its pods say of it."""
-        return Owner("ReplicaSet", f"{self.name}-5d4f8c7b9", self.uid)
+        return Owner("ReplicaSet", f"{self.name}{REPLICA_SET}", self.uid)
 
 
 class UnhealthyPolicy(StrEnum):
@@ -261,6 +388,8 @@ class Budget:
     """Names of pods that the server let go and the controller has not seen marked yet, with the time."""
     is_observed: bool = True
     """Whether the status speaks of the newest spec."""
+    members: dict[str, Pod] | None = None
+    """The pods that it covers, by uid; None: not counted yet."""
 
     def covers(self, pod: Pod) -> bool:
         """Whether it speaks of this pod."""

@@ -1,6 +1,7 @@
 """What the API server does with a request: node patches, deletions, evictions with their budgets."""
 
 import re
+from collections.abc import Callable
 from typing import Final
 
 from driver_manager.core.snapshot import NodeView, Taint
@@ -29,6 +30,8 @@ class Server:
         self.evictions: list[tuple[float, str, str]] = []
         """Accepted ones: time, `namespace/name`, uid."""
         self.back = Signal()
+        self.on_break: list[Callable[[], None]] = []
+        """What else to do when all watches are cut."""
 
     # Trouble ------------------------------------------------------------------------------------------------------
 
@@ -46,7 +49,10 @@ class Server:
         """Cuts all watches; nobody gets one again for so long, and what happens meanwhile is seen by listing alone."""
         self.watch_breaks += 1
         self.watches_back = self.store.timers.now() + seconds
-        self.store.pods_changed.set()
+        for stream in self.store.streams.values():
+            stream.changed.set()
+        for break_off in self.on_break:
+            break_off()
 
     def outage(self, seconds: float) -> None:
         """The server is away for so long; the controllers, strangely, work on."""
@@ -97,10 +103,24 @@ class Server:
             node.labels, node.annotations = new_labels, new_annotations
             node.unschedulable, node.taints = unschedulable, taints
             self.store.write(who, "patch", f"node {node.name}", _shown(patch))
+            self.store.did(who, "patch", node.name, node_name=node.name, detail=patch)
             self.store.node_written(node)
         return node.view()
 
     # Pods ---------------------------------------------------------------------------------------------------------
+
+    def delete_exactly(self, account: Account, namespace: str, name: str, uid: str) -> None:
+        """Deletes the pod of this uid, with its own grace.
+
+        Raises:
+            Forbidden, NotFound, Conflict.
+        """
+        access.demand(account, "delete", "", "pods", namespace, name)
+        pod = self.store.pods.get(f"{namespace}/{name}")
+        if pod is None:
+            raise NotFound(f'pods "{name}" not found')
+        _demand_uid(pod, uid)
+        self.delete_pod(pod, who=account.name)
 
     def find_daemon_set(self, namespace: str, name: str) -> DaemonSet:
         """A DaemonSet.
@@ -125,6 +145,7 @@ class Server:
         if pod.marked_at is None:
             pod.marked_at = self.store.timers.now()
             self.store.write(who, "delete", pod.ref, f"grace {grace} s")
+            self.store.did(who, "delete", pod.ref, node_name=pod.node_name or pod.target or "", uid=pod.uid)
         pod.ends_at, pod.deletion_grace = pod.marked_at + grace, grace
         if (grace == 0 or pod.node_name is None) and not pod.finalizers:
             self.store.pod_removed(pod)
@@ -160,15 +181,12 @@ class Server:
         if counts and budget is not None and not dry_run:
             budget.allowed -= 1
             budget.disrupted[pod.name] = self.store.timers.now()
-        if uid and pod.uid != uid:
-            raise Conflict(
-                f'Operation cannot be fulfilled on Pod "{name}": the UID in the precondition ({uid}) does not match the UID in '
-                f"record ({pod.uid}). The object might have been deleted and then recreated"
-            )
+        _demand_uid(pod, uid)
         if dry_run:
             return
         self.evictions.append((self.store.timers.now(), pod.ref, pod.uid))
         self.store.write(account.name, "evict", pod.ref, pod.uid)
+        self.store.did(account.name, "evict", pod.ref, node_name=pod.node_name or "", uid=pod.uid)
         self.delete_pod(pod, grace_seconds, who=account.name)
 
     def _budget_for(self, pod: Pod) -> Budget | None:
@@ -178,6 +196,14 @@ class Server:
                 TWO_BUDGETS, hint="take the pod out of all but one of: " + ", ".join(one.name for one in found), final=True
             )
         return found[0] if found else None
+
+
+def _demand_uid(pod: Pod, uid: str) -> None:
+    if uid and pod.uid != uid:
+        raise Conflict(
+            f'Operation cannot be fulfilled on Pod "{pod.name}": the UID in the precondition ({uid}) does not match the UID in '
+            f"record ({pod.uid}). The object might have been deleted and then recreated"
+        )
 
 
 def _needs_no_budget(pod: Pod) -> bool:

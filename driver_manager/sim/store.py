@@ -9,9 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from driver_manager.core.fleet import EventNote, LeaseView, PolicySource
 from driver_manager.core.snapshot import ChangeKind, ClaimView, PodView
 from driver_manager.sim.clock import wall_at
-from driver_manager.sim.objects import Account, Budget, DaemonSet, Deployment, Node, Pod
+from driver_manager.sim.objects import REPLICA_SET, Account, Budget, DaemonSet, Deployment, Node, Pod, Template
 
 NAME_LETTERS: Final = "bcdfghjklmnpqrstvwxz2456789"
 """Kubernetes' alphabet of generated names."""
@@ -30,6 +31,10 @@ class Latencies:
     remove: float = 0.012
     lifecycle: float = 0.020
     budget: float = 0.040
+    observe: float = 0.013
+    """New template of a DaemonSet -> its controller has made the revision."""
+    collect: float = 0.030
+    """Owner deleted -> its pods are dealt with."""
     jitter: float = 0.0
     """Share by which each of them varies, by chance."""
 
@@ -54,7 +59,6 @@ class Event:
 
     version: int
     kind: ChangeKind
-    node_name: str | None
     pod: PodView
 
 
@@ -76,6 +80,36 @@ class Signal:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(future)
         await future
+
+
+@dataclass(slots=True)
+class Stream:
+    """The changes of one node's pods since somebody first listed them."""
+
+    since: int
+    """The version of that list."""
+    events: list[Event] = field(default_factory=list)
+    changed: Signal = field(default_factory=Signal)
+
+
+Object = Node | Pod | DaemonSet | Template | PolicySource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deed:
+    """A request that changed something, for checks."""
+
+    at: float
+    who: str
+    what: str
+    """`patch`, `evict`, `delete`, `lease`, `event` or `condition`."""
+    target: str
+    """Name of the node, or `namespace/name`."""
+    node_name: str = ""
+    uid: str = ""
+    """Of a pod."""
+    detail: object = None
+    """The patch, the lease, or the note."""
 
 
 @dataclass(slots=True)
@@ -149,11 +183,28 @@ class Store:
         """Name -> handler."""
         self.terminating: dict[str, bool] = {}
         """Namespaces that are being deleted."""
-        self.events: list[Event] = []
-        self.pods_changed = Signal()
+        self.revisions: dict[str, Template] = {}
+        """By `namespace/name`."""
+        self.policies: dict[tuple[str, str], PolicySource] = {}
+        """By kind and name."""
+        self.leases: dict[str, LeaseView] = {}
+        """By `namespace/name`."""
+        self.notes: list[tuple[float, str, EventNote]] = []
+        """Events: time, account, note."""
+        self.streams: dict[str, Stream] = {}
+        """By node."""
         self.pod_listeners: list[Callable[[Pod], None]] = []
         self.node_listeners: list[Callable[[Node], None]] = []
+        self.watchers: list[Callable[[Object, ChangeKind], None]] = []
+        """Those who hear of every change, after the controllers."""
         self.diary: list[Entry] = []
+        self.deeds: list[Deed] = []
+        self.unbound: dict[str, Pod] = {}
+        """Pods that the scheduler has to find a node for, by uid."""
+        self._births: dict[str, int] = {}
+        self._places: dict[str, tuple[str, str]] = {}
+        self._by_owner: dict[str, dict[str, Pod]] = {}
+        self._by_node: dict[str, dict[str, Pod]] = {}
 
     def write(self, who: str, what: str, target: str, detail: str = "") -> None:
         """Notes something in the diary."""
@@ -172,18 +223,39 @@ class Store:
         """The end of a generated name."""
         return "".join(self.rng.choices(NAME_LETTERS, k=5))
 
+    def did(self, who: str, what: str, target: str, *, node_name: str = "", uid: str = "", detail: object = None) -> None:
+        """Notes a request that changed something."""
+        at = self.timers.now()
+        self.deeds.append(Deed(at=at, who=who, what=what, target=target, node_name=node_name, uid=uid, detail=detail))
+
     def node_written(self, node: Node) -> None:
         """A node has changed."""
         self.version += 1
         node.resource_version = self.version
         for listen in self.node_listeners:
             listen(node)
+        self.tell(node)
+
+    def node_removed(self, node: Node) -> None:
+        """A node leaves the API."""
+        self.version += 1
+        node.resource_version = self.version
+        self.nodes.pop(node.name, None)
+        self.tell(node, ChangeKind.GONE)
+
+    def tell(self, one: Object, change: ChangeKind = ChangeKind.SEEN) -> None:
+        """Lets those know who hear of everything."""
+        for hear in self.watchers:
+            hear(one, change)
 
     def pod_written(self, pod: Pod) -> None:
         """A pod is new or has changed."""
         self.version += 1
         pod.resource_version = self.version
+        if not pod.created:
+            pod.created = self.wall()
         self.pods[pod.ref] = pod
+        self._place(pod)
         self._tell(pod, ChangeKind.SEEN)
 
     def pod_removed(self, pod: Pod) -> None:
@@ -193,22 +265,73 @@ class Store:
         if self.pods.get(pod.ref) is pod:
             del self.pods[pod.ref]
         self.write("server", "gone", pod.ref, pod.uid)
+        self._displace(pod)
         self._tell(pod, ChangeKind.GONE)
 
     def _tell(self, pod: Pod, kind: ChangeKind) -> None:
-        self.events.append(Event(self.version, kind, pod.node_name, pod.view()))
-        self.pods_changed.set()
+        stream = self.streams.get(pod.node_name or "")
+        if stream is not None:
+            stream.events.append(Event(self.version, kind, pod.view()))
+            stream.changed.set()
         for listen in self.pod_listeners:
             listen(pod)
+        self.tell(pod, kind)
+
+    def stream(self, node_name: str) -> Stream:
+        """The changes of a node's pods, noted from the first call on."""
+        if node_name not in self.streams:
+            self.streams[node_name] = Stream(self.version)
+        return self.streams[node_name]
+
+    # Who is where -------------------------------------------------------------------------------------------------
+
+    def _place(self, pod: Pod) -> None:
+        place = (pod.owner.uid if pod.owner else "", pod.node_name or pod.target or "")
+        if pod.node_name is None:
+            self.unbound[pod.uid] = pod
+        else:
+            self.unbound.pop(pod.uid, None)
+        if self._places.get(pod.uid) == place:
+            return
+        self._displace(pod, is_gone=False)
+        self._places[pod.uid] = place
+        self._births.setdefault(pod.uid, len(self._births))
+        self._by_owner.setdefault(place[0], {})[pod.uid] = pod
+        self._by_node.setdefault(place[1], {})[pod.uid] = pod
+
+    def _displace(self, pod: Pod, *, is_gone: bool = True) -> None:
+        if is_gone:
+            self.unbound.pop(pod.uid, None)
+        owner, node = self._places.pop(pod.uid, ("", ""))
+        self._by_owner.get(owner, {}).pop(pod.uid, None)
+        self._by_node.get(node, {}).pop(pod.uid, None)
+
+    def _in_order(self, pods: list[Pod]) -> list[Pod]:
+        return sorted(pods, key=lambda pod: self._births[pod.uid]) if len(pods) > 1 else pods
 
     def pods_of(self, uid: str) -> list[Pod]:
-        """The pods of one owner."""
-        return [pod for pod in self.pods.values() if pod.owner is not None and pod.owner.uid == uid]
+        """The pods of one owner; of none with an empty uid."""
+        return self._in_order(list(self._by_owner.get(uid, {}).values()))
 
     def pods_bound_to(self, node_name: str) -> list[Pod]:
         """The pods of one node."""
-        return [pod for pod in self.pods.values() if pod.node_name == node_name]
+        return self._in_order([pod for pod in self._by_node.get(node_name, {}).values() if pod.node_name == node_name])
+
+    def pods_of_on(self, uid: str, node_name: str) -> list[Pod]:
+        """The pods of one owner that are on one node, or are meant for it."""
+        return self._in_order([pod for pod in self._by_node.get(node_name, {}).values() if pod.owner and pod.owner.uid == uid])
+
+    def owner_of(self, pod: Pod) -> DaemonSet | Deployment | None:
+        """What looks after a pod, if it is still there."""
+        if pod.owner is None:
+            return None
+        found: DaemonSet | Deployment | None
+        if pod.owner.kind == "DaemonSet":
+            found = self.daemon_sets.get(f"{pod.namespace}/{pod.owner.name}")
+        else:
+            found = self.deployments.get(f"{pod.namespace}/{pod.owner.name.removesuffix(REPLICA_SET)}")
+        return found if found is not None and found.uid == pod.owner.uid else None
 
     def free_gpus(self, node: Node) -> int:
         """GPUs that nobody there has asked for."""
-        return node.gpus - sum(pod.spec.gpus for pod in self.pods_bound_to(node.name) if not pod.is_over)
+        return node.allocatable - sum(pod.spec.gpus for pod in self.pods_bound_to(node.name) if not pod.is_over)

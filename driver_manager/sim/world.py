@@ -21,6 +21,8 @@ from driver_manager.sim.clock import SimClock
 from driver_manager.sim.cluster import SimCluster
 from driver_manager.sim.controllers import Controllers
 from driver_manager.sim.faults import Faults, Life
+from driver_manager.sim.feeds import Feeds, Scope
+from driver_manager.sim.fleet import SimFleet
 from driver_manager.sim.host import SimHost
 from driver_manager.sim.kubelet import Kubelets
 from driver_manager.sim.machine import Machine
@@ -67,6 +69,7 @@ class AgentLife(Life):
     def __init__(self, world: "World", node: str | None, account: Account, number: int, kill_at: int | None) -> None:
         super().__init__(world.faults, number, kill_at)
         self.cluster = SimCluster(world.server, account, self)
+        self.fleet = SimFleet(world.server, world.feeds, account, self, world.scope)
         self.clock = LifeClock(world.store.rng.getrandbits(32), self)
         self._machine = world.kubelets.machines.get(node) if node else None
         self._host = SimHost(self._machine, self) if self._machine is not None else None
@@ -93,6 +96,10 @@ class World:
         self.controllers = Controllers(self.store, self.server)
         self.kubelets = Kubelets(self.store)
         self.faults = Faults()
+        self.feeds = Feeds(self.store, self.faults.watches, seed)
+        self.server.on_break.append(self.feeds.break_all)
+        self.scope = Scope()
+        """What a controller is set to look at."""
         self.lives: list[AgentLife] = []
         self.default_account = self.add_account("system:serviceaccount:gpu-operator:nvidia-driver", STOCK_ROLE)
 
@@ -132,17 +139,23 @@ class World:
 
     def remove_node(self, name: str) -> None:
         """Deletes a Node and, as the garbage collector would, its pods."""
-        node = self.store.nodes.pop(name)
-        self.store.version += 1
+        node = self.store.nodes[name]
+        self.store.node_removed(node)
         for pod in self.store.pods_bound_to(node.name):
             self.store.pod_removed(pod)
 
     def add_daemon_set(self, name: str, spec: PodSpec | None = None, *, namespace: str = "gpu-operator") -> DaemonSet:
         """A DaemonSet with running pods on all nodes it selects."""
         made = DaemonSet(namespace=namespace, name=name, uid=self.store.uid(), spec=spec or PodSpec())
-        self.store.daemon_sets[f"{namespace}/{name}"] = made
-        self._settle_daemon_set(made)
-        return made
+        return self.settle(made)
+
+    def settle(self, daemon_set: DaemonSet) -> DaemonSet:
+        """Puts a DaemonSet into the cluster, with running pods on all nodes it selects; orphans that it selects are taken over."""
+        self.store.daemon_sets[daemon_set.ref] = daemon_set
+        self.controllers.daemon_sets.take_over(daemon_set)
+        daemon_set.dirty = dict.fromkeys(self.store.nodes, True)
+        self._settle_daemon_set(daemon_set)
+        return daemon_set
 
     def add_deployment(
         self, name: str, spec: PodSpec | None = None, *, replicas: int = 1, namespace: str = "default", node: str | None = None
@@ -335,18 +348,15 @@ class World:
 
     def refuse_creates(self, owner: DaemonSet, reason: str | None) -> None:
         """Admission refuses the pods of a DaemonSet; None ends that."""
-        ref = f"{owner.namespace}/{owner.name}"
         if reason is None:
-            self.controllers.refused_creates.pop(ref, None)
+            self.controllers.daemon_sets.refused_creates.pop(owner.ref, None)
         else:
-            self.controllers.refused_creates[ref] = reason
+            self.controllers.daemon_sets.refused_creates[owner.ref] = reason
 
     # ---------------------------------------------------------------------------------------------------------------
 
     def _settle_daemon_set(self, daemon_set: DaemonSet) -> None:
-        before = list(self.store.pods)
-        self.controllers.sync_daemon_set(daemon_set)
-        for pod in [one for ref, one in self.store.pods.items() if ref not in before]:
+        for pod in self.controllers.daemon_sets.sync(daemon_set):
             self._run_now(pod, pod.target)
 
     def _run_now(self, pod: Pod, node: str | None) -> None:

@@ -1,0 +1,175 @@
+"""The Fleet port on the simulated server, as one account sees it in one life."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+from driver_manager.core.fleet import EventNote, FleetEvent, Item, Kind, LeaseView, Listed, NotServed, PolicySource
+from driver_manager.errors import ClusterError, Conflict, Forbidden, NotFound, Unreachable
+from driver_manager.sim import access
+from driver_manager.sim.cluster import SimCluster
+from driver_manager.sim.faults import Life
+from driver_manager.sim.feeds import Channel, Feeds, Scope
+from driver_manager.sim.objects import Account
+from driver_manager.sim.server import Server
+
+SERVED_AGAIN: Final = 60.0
+"""Seconds until a kind that is not served is looked for again."""
+LIST_AGAIN: Final = 0.5
+"""Seconds until a failed list is tried again."""
+RESOURCES: Final = {
+    Kind.NODES: ("", "nodes"),
+    Kind.DAEMON_SETS: ("apps", "daemonsets"),
+    Kind.REVISIONS: ("apps", "controllerrevisions"),
+    Kind.DRIVER_PODS: ("", "pods"),
+    Kind.VALIDATOR_PODS: ("", "pods"),
+    Kind.CLUSTER_POLICIES: ("nvidia.com", "clusterpolicies"),
+    Kind.NVIDIA_DRIVERS: ("nvidia.com", "nvidiadrivers"),
+}
+CLUSTER_WIDE: Final = frozenset({Kind.NODES, Kind.CLUSTER_POLICIES, Kind.NVIDIA_DRIVERS})
+POLICY_RESOURCES: Final = {"ClusterPolicy": "clusterpolicies", "NVIDIADriver": "nvidiadrivers"}
+
+
+class SimFleet(SimCluster):
+    """The API server, as the controller sees it.
+
+    Args:
+        server: of the world.
+        feeds: the watches of the world.
+        account: whose.
+        life: of the program.
+        scope: what the controller is set to look at.
+        request_timeout: seconds after which a request without an answer ends.
+    """
+
+    def __init__(
+        self, server: Server, feeds: Feeds, account: Account, life: Life, scope: Scope | None = None, request_timeout: float = 10.0
+    ) -> None:
+        super().__init__(server, account, life, request_timeout)
+        self.scope = scope or Scope()
+        self._feeds = feeds
+
+    async def follow(self, kind: Kind) -> AsyncIterator[FleetEvent]:
+        """Follows all objects of a kind without end."""
+        was_served = True
+        while True:
+            opened = await self._open(kind)
+            if opened is None:
+                if was_served:
+                    yield NotServed(kind)
+                was_served = False
+                await self._life.sleep(SERVED_AGAIN)
+                continue
+            was_served = True
+            channel, items = opened
+            self._life.on_death(partial(self._feeds.close, channel))
+            try:
+                yield Listed(kind, items)
+                while not channel.is_broken:
+                    while (event := channel.arrived()) is not None:
+                        await self._gate("follow.next", {"kind": kind})
+                        yield event
+                    await channel.wait()
+                    await self._life.sleep(channel.pause or 0.0)
+            finally:
+                self._feeds.close(channel)
+
+    async def _open(self, kind: Kind) -> tuple[Channel, tuple[Item, ...]] | None:
+        """Lists, as often as it takes; None where the kind is not served.
+
+        Raises:
+            Forbidden.
+        """
+        while True:
+            try:
+                return await self._list_and_watch(kind)
+            except Forbidden:
+                raise
+            except ClusterError as error:
+                pause = error.retry_after if isinstance(error, Unreachable) else 0.0
+                await self._life.sleep(pause or LIST_AGAIN)
+
+    async def _list_and_watch(self, kind: Kind) -> tuple[Channel, tuple[Item, ...]] | None:
+        pause = self._server.watches_back - self._store.timers.now()
+        if pause > 0:
+            await self._life.sleep(pause)
+        await self._gate("follow", {"kind": kind})
+        await self._life.sleep(self._store.latencies.request / 2)
+        self._server.reach()
+        group, resource = RESOURCES[kind]
+        namespace = "" if kind in CLUSTER_WIDE else self.scope.namespace
+        if kind in self._feeds.not_served:
+            return None
+        access.demand(self.account, "list", group, resource, namespace)
+        access.demand(self.account, "watch", group, resource, namespace)
+        opened = self._feeds.open(kind, self.scope)
+        await self._life.sleep(self._store.latencies.request / 2)
+        return opened
+
+    async def delete_pod(self, namespace: str, name: str, uid: str) -> None:
+        """Deletes exactly this pod with its own grace."""
+
+        def write() -> None:
+            self._server.delete_exactly(self.account, namespace, name, uid)
+
+        await self._call("delete_pod", {"pod": f"{namespace}/{name}"}, write, is_write=True)
+
+    async def lease(self, namespace: str, name: str) -> LeaseView:
+        """Reads a Lease."""
+
+        def read() -> LeaseView:
+            access.demand(self.account, "get", "coordination.k8s.io", "leases", namespace, name)
+            return self._store.leases.get(f"{namespace}/{name}", LeaseView(namespace=namespace, name=name))
+
+        return await self._call("lease", {"namespace": namespace, "name": name}, read)
+
+    async def write_lease(self, lease: LeaseView) -> LeaseView:
+        """Makes or replaces a Lease, guarded by its version."""
+        ref = f"{lease.namespace}/{lease.name}"
+
+        def write() -> LeaseView:
+            verb = "update" if lease.resource_version else "create"
+            access.demand(self.account, verb, "coordination.k8s.io", "leases", lease.namespace, lease.name)
+            there = self._store.leases.get(ref)
+            if lease.resource_version != (there.resource_version if there else ""):
+                raise Conflict(f'Operation cannot be fulfilled on leases.coordination.k8s.io "{lease.name}": the object has been modified')
+            if lease.duration_seconds <= 0:
+                raise ClusterError(f'Lease "{lease.name}" is invalid: spec.leaseDurationSeconds: must be greater than 0')
+            self._store.version += 1
+            made = replace(lease, resource_version=str(self._store.version), annotations=dict(lease.annotations))
+            self._store.leases[ref] = made
+            self._store.did(self.account.name, "lease", ref, detail=made)
+            return made
+
+        return await self._call("write_lease", {"lease": ref, "holder": lease.holder}, write, is_write=True)
+
+    async def note_event(self, note: EventNote) -> None:
+        """Makes an Event."""
+
+        def write() -> None:
+            access.demand(self.account, "create", "events.k8s.io", "events", self.scope.namespace)
+            self._store.notes.append((self._store.timers.now(), self.account.name, note))
+            self._store.did(self.account.name, "event", note.node_name, node_name=note.node_name, detail=note)
+
+        await self._call("note_event", {"node": note.node_name, "reason": note.reason}, write, is_write=True)
+
+    async def set_condition(self, source: PolicySource, condition: str, *, is_true: bool, reason: str, sentence: str) -> None:
+        """Writes one condition of a custom resource; one that says the same is left alone."""
+
+        def write() -> None:
+            resource = POLICY_RESOURCES[source.kind]
+            access.demand(self.account, "patch", "nvidia.com", f"{resource}/status", name=source.name)
+            there = self._store.policies.get((source.kind, source.name))
+            if there is None or (source.uid and there.uid != source.uid):
+                raise NotFound(f'{resource}.nvidia.com "{source.name}" not found')
+            said = ("True" if is_true else "False", reason)
+            if there.conditions.get(condition) == said:
+                return
+            self._store.version += 1
+            changed = replace(there, conditions={**there.conditions, condition: said}, resource_version=str(self._store.version))
+            self._store.policies[source.kind, source.name] = changed
+            self._store.did(self.account.name, "condition", f"{source.kind} {source.name}", detail=(condition, *said, sentence))
+            self._store.tell(changed)
+
+        await self._call("set_condition", {"source": f"{source.kind} {source.name}", "condition": condition}, write, is_write=True)
