@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from tests.contract.fleetreal import KubeFleetStage
+from tests.contract.fleetstage import FleetStage
 from tests.contract.real import KubeStage
 from tests.contract.simulated import SimStage
 from tests.contract.stage import Stage
@@ -18,6 +20,17 @@ async def stage(request: pytest.FixtureRequest) -> AsyncIterator[Stage]:
         yield SimStage()
         return
     made = KubeStage(*(request.getfixturevalue(name) for name in ("control_plane", "namespace", "gpu_node")))
+    await made.open()
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+@pytest.fixture(params=[pytest.param("kube", marks=pytest.mark.kube)])
+async def fleet_stage(request: pytest.FixtureRequest) -> AsyncIterator[FleetStage]:
+    """A fleet to act in."""
+    made = KubeFleetStage(*(request.getfixturevalue(name) for name in ("control_plane", "namespace", "gpu_node")))
     await made.open()
     try:
         yield made

@@ -1,0 +1,152 @@
+"""What the Fleet contract needs of a world, played by the simulator and by the real control plane; and a way to follow it."""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from driver_manager.core.fleet import Changed, FleetEvent, FleetPod, FleetSet, Item, Kind, Listed, NotServed, PolicySource, Revision
+from driver_manager.core.snapshot import ChangeKind, NodeView, Rule
+from driver_manager.ports import Fleet
+from tests.contract.stage import until
+
+COMPONENT = "app.kubernetes.io/component"
+
+
+class FleetStage(abc.ABC):
+    """The operator's namespace, nodes and custom resources of a test's own."""
+
+    namespace: str
+    fleet: Fleet
+    """As an account that may do everything; it does not wait a minute for what is not served."""
+
+    @abc.abstractmethod
+    async def add_node(self, labels: Mapping[str, str] | None = None, *, gpus: int = 8, is_selected: bool = True) -> str:
+        """A Ready node without taints, with or without the label that the fleet selects; gives its name."""
+
+    @abc.abstractmethod
+    async def select_node(self, name: str, is_selected: bool) -> None:
+        """Somebody gives the node that label, or takes it off."""
+
+    @abc.abstractmethod
+    async def add_set(
+        self, name: str, selector: Mapping[str, str], labels: Mapping[str, str], *, digest: str = "", avoids_drivers: bool = False
+    ) -> None:
+        """A DaemonSet, OnDelete, for the nodes with these labels; its pods have these labels, among them `app`.
+
+        With `avoids_drivers` its pods go to no node that has another pod with a driver's component label (required anti-affinity).
+        """
+
+    @abc.abstractmethod
+    async def set_digest(self, name: str, digest: str) -> None:
+        """Somebody changes the template of a DaemonSet."""
+
+    @abc.abstractmethod
+    async def delete_set(self, name: str, *, orphans: bool) -> None:
+        """Somebody deletes a DaemonSet, with its pods or without them."""
+
+    @abc.abstractmethod
+    async def serve(self, kind: str, *, is_served: bool = True) -> None:
+        """Somebody installs a custom resource (`ClusterPolicy`, `NVIDIADriver`) or takes it away with its objects; returns when it is so."""
+
+    @abc.abstractmethod
+    async def add_custom(self, kind: str, name: str, spec: Mapping[str, Any], *, condition: str = "") -> None:
+        """An object of a custom resource; with a condition that somebody else has written (status True, reason `Theirs`)."""
+
+    @abc.abstractmethod
+    async def edit_custom(self, kind: str, name: str, spec: Mapping[str, Any]) -> None:
+        """Somebody changes fields of its spec."""
+
+    @abc.abstractmethod
+    async def events(self, node: str) -> list[tuple[bool, str, str]]:
+        """The Events about a node that this program has made: is it a warning, reason, sentence."""
+
+    @abc.abstractmethod
+    async def account(self, cluster: tuple[Rule, ...], namespace: tuple[Rule, ...] = ()) -> Fleet:
+        """The fleet as another account sees it, with rules for the whole cluster and for the operator's namespace."""
+
+
+class Followed:
+    """What a follower has been told, and what is there by that."""
+
+    def __init__(self) -> None:
+        self.events: list[FleetEvent] = []
+        self.items: dict[str, Item] = {}
+
+    def take(self, event: FleetEvent) -> None:
+        """As a cache takes it, except for versions."""
+        self.events.append(event)
+        match event:
+            case Listed(_, items):
+                self.items = {item.uid: item for item in items}
+            case Changed(_, ChangeKind.GONE, item):
+                self.items.pop(item.uid, None)
+            case Changed(_, _, item):
+                self.items[item.uid] = item
+            case NotServed():
+                self.items = {}
+
+    async def when(self, holds: Callable[[Followed], Any], what: str, timeout: float = 20.0) -> Any:
+        """Returns what is asked for, as soon as it is true."""
+
+        async def look() -> Any:
+            return holds(self)
+
+        return await until(look, what, timeout)
+
+    async def listed(self) -> None:
+        """Returns after the first list."""
+        await self.when(lambda seen: any(isinstance(event, Listed) for event in seen.events), "the first list")
+
+    @property
+    def nodes(self) -> dict[str, NodeView]:
+        """By name."""
+        return {item.name: item for item in self.items.values() if isinstance(item, NodeView)}
+
+    @property
+    def sets(self) -> dict[str, FleetSet]:
+        """By name."""
+        return {item.name: item for item in self.items.values() if isinstance(item, FleetSet)}
+
+    @property
+    def revisions(self) -> list[Revision]:
+        """By number."""
+        return sorted((item for item in self.items.values() if isinstance(item, Revision)), key=lambda item: item.number)
+
+    @property
+    def pods(self) -> list[FleetPod]:
+        """In no order."""
+        return [item for item in self.items.values() if isinstance(item, FleetPod)]
+
+    @property
+    def policies(self) -> dict[str, PolicySource]:
+        """By name."""
+        return {item.name: item for item in self.items.values() if isinstance(item, PolicySource)}
+
+    def running(self, app: str, count: int = 1) -> list[FleetPod]:
+        """The pods of an app, if they are so many and all work."""
+        found = [pod for pod in self.pods if pod.labels.get("app") == app]
+        return found if len(found) == count and all(pod.is_ready and not pod.is_terminating for pod in found) else []
+
+
+@asynccontextmanager
+async def following(fleet: Fleet, kind: Kind) -> AsyncIterator[Followed]:
+    """Follows a kind; an error of the follower is an error of the test."""
+    seen = Followed()
+
+    async def follow() -> None:
+        async for event in fleet.follow(kind):
+            seen.take(event)
+
+    task = asyncio.create_task(follow())
+    try:
+        yield seen
+    finally:
+        task.cancel()
+        done, _ = await asyncio.wait([task])
+        for each in done:
+            if not each.cancelled() and (error := each.exception()):
+                raise error
