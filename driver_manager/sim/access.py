@@ -27,17 +27,23 @@ STOCK_ROLE: Final = (
 
 CONTROLLER_ROLE: Final = (
     rule("get list watch patch", "", "nodes"),
-    rule("get list watch delete", "", "pods"),
+    rule("get list watch", "", "pods"),
     rule("create", "", "pods/eviction"),
-    rule("create", "events.k8s.io", "events"),
-    rule("get list watch", "apps", "daemonsets controllerrevisions"),
+    rule("create", "", "events"),
+    rule("list", "node.k8s.io", "runtimeclasses"),
+    rule("get", "resource.k8s.io", "resourceclaims"),
     rule("get list watch", "nvidia.com", "clusterpolicies nvidiadrivers"),
     rule("patch", "nvidia.com", "clusterpolicies/status nvidiadrivers/status"),
-    rule("get create update", "coordination.k8s.io", "leases"),
-    rule("get list", "resource.k8s.io", "resourceclaims"),
-    rule("get list", "node.k8s.io", "runtimeclasses"),
 )
-"""All that the controller needs."""
+"""All that the controller needs in the whole cluster."""
+
+CONTROLLER_NAMESPACE_ROLE: Final = (
+    rule("delete", "", "pods"),
+    rule("get list watch", "apps", "daemonsets"),
+    rule("list watch", "apps", "controllerrevisions"),
+    rule("get create update", "coordination.k8s.io", "leases"),
+)
+"""All that it needs in the operator's namespace, and in that of its Lease."""
 
 
 def may(account: Account, verb: str, group: str, resource: str, namespace: str = "", name: str = "") -> bool:

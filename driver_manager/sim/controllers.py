@@ -8,13 +8,12 @@ from dataclasses import replace
 from typing import Final
 
 from driver_manager.core.snapshot import Owner, Taint
-from driver_manager.names import UNSCHEDULABLE_TAINT
+from driver_manager.names import COMPONENT_LABEL, DRIVER_COMPONENTS, REVISION_HASH, UNSCHEDULABLE_TAINT
 from driver_manager.sim.daemonsets import DaemonSets
 from driver_manager.sim.objects import (
     DAEMON_TOLERATIONS,
     GENERATION,
     POD_TOLERATIONS,
-    REVISION_HASH,
     Budget,
     DaemonSet,
     Deployment,
@@ -163,8 +162,13 @@ class Controllers:
             and node.is_ready
             and tolerates(pod.tolerations, taints, "NoSchedule", "NoExecute")
             and pod.spec.fits(node.labels)
+            and not (pod.spec.avoids_drivers and self._has_driver(node))
             and self.store.free_gpus(node) >= pod.spec.gpus
         )
+
+    def _has_driver(self, node: Node) -> bool:
+        there = self.store.pods_bound_to(node.name)
+        return any(not pod.is_over and pod.labels.get(COMPONENT_LABEL) in DRIVER_COMPONENTS for pod in there)
 
     # Nodes --------------------------------------------------------------------------------------------------------
 

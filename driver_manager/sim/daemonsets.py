@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from driver_manager.core.snapshot import ChangeKind
+from driver_manager.names import REVISION_HASH
 from driver_manager.sim.objects import (
     DAEMON_TOLERATIONS,
-    REVISION_HASH,
     Cascade,
     DaemonSet,
     Node,

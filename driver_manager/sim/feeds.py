@@ -18,7 +18,6 @@ from driver_manager.sim.faults import WatchTrouble
 from driver_manager.sim.objects import DaemonSet, Node, Pod, Template, matches
 from driver_manager.sim.store import Object, Store
 
-DRIVER_APP: Final = "nvidia-driver-daemonset"
 VALIDATOR_APP: Final = "nvidia-operator-validator"
 POLICY_KINDS: Final = {Kind.CLUSTER_POLICIES: "ClusterPolicy", Kind.NVIDIA_DRIVERS: "NVIDIADriver"}
 RECENT: Final = 30.0
@@ -50,7 +49,7 @@ class Scope:
     def _selects_pod(self, kind: Kind, labels: Mapping[str, str]) -> bool:
         if kind is Kind.VALIDATOR_PODS:
             return matches(self.validator_selector, labels)
-        is_driver = labels.get(names.COMPONENT_LABEL) in names.DRIVER_COMPONENTS or labels.get("app") == DRIVER_APP
+        is_driver = labels.get(names.COMPONENT_LABEL) in names.DRIVER_COMPONENTS or labels.get("app") == names.DRIVER_APP
         return kind is Kind.DRIVER_PODS and is_driver
 
 
@@ -162,12 +161,14 @@ class Feeds:
             channel.break_off()
 
     def serve(self, kind: Kind, is_served: bool = True) -> None:
-        """Installs a custom resource, or takes it away."""
+        """Installs a custom resource, or takes it away with its objects."""
         if is_served:
             self.not_served.pop(kind, None)
-        else:
-            self.not_served[kind] = True
-            self.expire(kind)
+            return
+        self.not_served[kind] = True
+        for key in [key for key in self._store.policies if key[0] == POLICY_KINDS[kind]]:
+            del self._store.policies[key]
+        self.expire(kind)
 
     def changed(self, one: Object, change: ChangeKind) -> None:
         """Something has happened in the store."""

@@ -1,6 +1,6 @@
 """The Fleet port on the simulated server, as one account sees it in one life."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -16,6 +16,8 @@ from driver_manager.sim.server import Server
 
 SERVED_AGAIN: Final = 60.0
 """Seconds until a kind that is not served is looked for again."""
+LONGEST_SENTENCE: Final = 1024
+"""Bytes of an Event's sentence."""
 LIST_AGAIN: Final = 0.5
 """Seconds until a failed list is tried again."""
 RESOURCES: Final = {
@@ -41,16 +43,26 @@ class SimFleet(SimCluster):
         life: of the program.
         scope: what the controller is set to look at.
         request_timeout: seconds after which a request without an answer ends.
+        served_again: seconds until a kind that is not served is looked for again.
     """
 
     def __init__(
-        self, server: Server, feeds: Feeds, account: Account, life: Life, scope: Scope | None = None, request_timeout: float = 10.0
+        self,
+        server: Server,
+        feeds: Feeds,
+        account: Account,
+        life: Life,
+        scope: Scope | None = None,
+        *,
+        request_timeout: float = 10.0,
+        served_again: float = SERVED_AGAIN,
     ) -> None:
         super().__init__(server, account, life, request_timeout)
+        self._served_again = served_again
         self.scope = scope or Scope()
         self._feeds = feeds
 
-    async def follow(self, kind: Kind) -> AsyncIterator[FleetEvent]:
+    async def follow(self, kind: Kind) -> AsyncGenerator[FleetEvent, None]:
         """Follows all objects of a kind without end."""
         was_served = True
         while True:
@@ -59,7 +71,7 @@ class SimFleet(SimCluster):
                 if was_served:
                     yield NotServed(kind)
                 was_served = False
-                await self._life.sleep(SERVED_AGAIN)
+                await self._life.sleep(self._served_again)
                 continue
             was_served = True
             channel, items = opened
@@ -148,8 +160,8 @@ class SimFleet(SimCluster):
         """Makes an Event."""
 
         def write() -> None:
-            access.demand(self.account, "create", "events.k8s.io", "events", self.scope.namespace)
-            self._store.notes.append((self._store.timers.now(), self.account.name, note))
+            access.demand(self.account, "create", "", "events", "default")
+            self._store.notes.append((self._store.timers.now(), self.account.name, replace(note, sentence=_cut(note.sentence))))
             self._store.did(self.account.name, "event", note.node_name, node_name=note.node_name, detail=note)
 
         await self._call("note_event", {"node": note.node_name, "reason": note.reason}, write, is_write=True)
@@ -161,11 +173,14 @@ class SimFleet(SimCluster):
             resource = POLICY_RESOURCES[source.kind]
             access.demand(self.account, "patch", "nvidia.com", f"{resource}/status", name=source.name)
             there = self._store.policies.get((source.kind, source.name))
-            if there is None or (source.uid and there.uid != source.uid):
+            if there is None:
                 raise NotFound(f'{resource}.nvidia.com "{source.name}" not found')
-            said = ("True" if is_true else "False", reason)
-            if there.conditions.get(condition) == said:
+            if there.uid != source.uid:
+                raise Conflict(f"{source.kind} {source.name}: it was made anew meanwhile, under another uid")
+            said, key = ("True" if is_true else "False", reason), (there.uid, condition)
+            if there.conditions.get(condition) == said and self._store.sentences.get(key) == sentence:
                 return
+            self._store.sentences[key] = sentence
             self._store.version += 1
             changed = replace(there, conditions={**there.conditions, condition: said}, resource_version=str(self._store.version))
             self._store.policies[source.kind, source.name] = changed
@@ -173,3 +188,8 @@ class SimFleet(SimCluster):
             self._store.tell(changed)
 
         await self._call("set_condition", {"source": f"{source.kind} {source.name}", "condition": condition}, write, is_write=True)
+
+
+def _cut(sentence: str) -> str:
+    whole = sentence.encode()
+    return sentence if len(whole) <= LONGEST_SENTENCE else whole[: LONGEST_SENTENCE - 3].decode(errors="ignore") + "..."

@@ -14,9 +14,9 @@ from typing import Any, Final
 from driver_manager import names
 from driver_manager.core.fleet import Kind, PolicySource
 from driver_manager.core.snapshot import ChangeKind, Owner
-from driver_manager.sim.access import CONTROLLER_ROLE
+from driver_manager.sim.access import CONTROLLER_NAMESPACE_ROLE, CONTROLLER_ROLE
 from driver_manager.sim.controllers import HOSTNAME
-from driver_manager.sim.feeds import DRIVER_APP, POLICY_KINDS, VALIDATOR_APP
+from driver_manager.sim.feeds import POLICY_KINDS, VALIDATOR_APP
 from driver_manager.sim.fleet import SimFleet
 from driver_manager.sim.gpunodes import Conduct, GpuNodes
 from driver_manager.sim.objects import Account, Cascade, DaemonSet, Node, Phase, Pod, PodSpec
@@ -24,14 +24,14 @@ from driver_manager.sim.store import Deed, Latencies, Object
 from driver_manager.sim.world import AgentLife, World
 
 NAMESPACE: Final = "gpu-operator"
+OWN_NAMESPACE: Final = "driver-manager"
+"""The controller's: its Lease is there."""
 POLICY: Final = "cluster-policy"
 PRESENT: Final = "nvidia.com/gpu.present"
-OWNER_LABEL: Final = "nvidia.com/gpu-operator.driver.owner"
-"""Node label: the NVIDIADriver that owns the node."""
 VALIDATOR_LABEL: Final = "nvidia.com/gpu.deploy.operator-validator"
 WORKLOAD: Final = {"job": "training"}
 """Labels of all GPU pods of the fleet."""
-CONTROLLER: Final = "system:serviceaccount:gpu-operator:driver-manager-controller"
+CONTROLLER: Final = "system:serviceaccount:driver-manager:driver-manager-controller"
 
 
 class FleetWorld(World):
@@ -88,7 +88,8 @@ class FleetWorld(World):
         """Nodes without a Ready driver pod."""
         self.not_ready: set[str] = set()
         self.store.watchers.append(self._count)
-        self.account = self.add_account(CONTROLLER, CONTROLLER_ROLE)
+        spaces = dict.fromkeys((NAMESPACE, OWN_NAMESPACE), CONTROLLER_NAMESPACE_ROLE)
+        self.account = self.add_account(CONTROLLER, CONTROLLER_ROLE, namespace_rules=spaces)
         self.policy = {"autoUpgrade": True, "maxParallelUpgrades": 1} if policy is None else dict(policy)
         self._gpus, self._gpu_pods, self._pod_grace = gpus, gpu_pods, pod_grace
         self._pools = tuple(pools)
@@ -112,7 +113,7 @@ class FleetWorld(World):
         """A node with its driver, its validator and its GPU pods."""
         if pool is None and self._pools:
             pool = self._pools[len(self.store.nodes) % len(self._pools)]
-        owner = {OWNER_LABEL: pool} if pool else {}
+        owner = {names.DRIVER_OWNER: pool} if pool else {}
         all_labels = {PRESENT: "true", names.DEPLOY_DRIVER: "true", VALIDATOR_LABEL: "true", **owner, **(labels or {})}
         node = self.add_node(name, gpus=self._gpus, labels=all_labels)
         replicas = self._gpu_pods if gpu_pods is None else gpu_pods
@@ -135,8 +136,8 @@ class FleetWorld(World):
             self.set_policy("NVIDIADriver", pool, upgrade_policy=self.policy, node_selector={"pool": pool})
 
     def _add_driver(self, pool: str, on_delete: bool) -> None:
-        selector = {names.DEPLOY_DRIVER: "true"} | ({OWNER_LABEL: pool} if pool else {})
-        name = f"nvidia-gpu-driver-{pool}" if pool else DRIVER_APP
+        selector = {names.DEPLOY_DRIVER: "true"} | ({names.DRIVER_OWNER: pool} if pool else {})
+        name = f"nvidia-gpu-driver-{pool}" if pool else names.DRIVER_APP
         owner = self.store.policies["NVIDIADriver", pool] if pool else self.store.policies["ClusterPolicy", POLICY]
         spec = PodSpec(
             labels={"app": name, names.COMPONENT_LABEL: "nvidia-driver"},
@@ -172,7 +173,7 @@ class FleetWorld(World):
     def driver_set(self, pool: str = "") -> DaemonSet:
         """The driver's DaemonSet, of a pool or of all."""
         pool = pool or (self._pools[0] if self._pools else "")
-        return self.store.daemon_sets[f"{NAMESPACE}/{f'nvidia-gpu-driver-{pool}' if pool else DRIVER_APP}"]
+        return self.store.daemon_sets[f"{NAMESPACE}/{f'nvidia-gpu-driver-{pool}' if pool else names.DRIVER_APP}"]
 
     def new_driver(self, digest: str | None = None, *, image: str | None = None, pool: str | None = None) -> None:
         """The operator changes the template of the driver's DaemonSets, or of one pool's; without a digest only the image changes."""
@@ -213,7 +214,7 @@ class FleetWorld(World):
         """Deletes a node and makes one of the same name: another uid, only the operator's labels, no pods and no GPUs yet."""
         old = self.store.nodes[name]
         self.remove_node(name)
-        kept = (HOSTNAME, PRESENT, names.DEPLOY_DRIVER, VALIDATOR_LABEL, OWNER_LABEL)
+        kept = (HOSTNAME, PRESENT, names.DEPLOY_DRIVER, VALIDATOR_LABEL, names.DRIVER_OWNER)
         labels = {key: value for key, value in old.labels.items() if key in kept}
         node = Node(name=name, uid=self.store.uid(), labels=labels, gpus=old.gpus, offered=0, counted=0)
         self.store.nodes[name] = node

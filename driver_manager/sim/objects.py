@@ -18,15 +18,15 @@ from driver_manager.core.snapshot import (
     Taint,
     Toleration,
 )
+from driver_manager.names import REVISION_HASH
 
 ALL_OF_GRACE: Final = math.inf
 """A stop time: the pod uses all of its grace period and is killed then."""
 NEVER: Final = None
 """A stop time: the pod hangs in Terminating."""
 GPU: Final = "nvidia.com/gpu"
-REVISION_HASH: Final = "controller-revision-hash"
 GENERATION: Final = "pod-template-generation"
-"""Labels that the DaemonSet controller puts on its pods."""
+"""Label that the DaemonSet controller puts on its pods, beside the hash."""
 REPLICA_SET: Final = "-5d4f8c7b9"
 """The end of the name of a Deployment's one ReplicaSet."""
 
@@ -71,6 +71,8 @@ class PodSpec:
     grace_seconds: int = 30
     runtime_class: str | None = None
     host_paths: tuple[str, ...] = ()
+    avoids_drivers: bool = False
+    """Whether it goes to no node that has another pod with a driver's component label (required anti-affinity)."""
     claims: tuple[str, ...] = ()
     has_pending_claims: bool = False
     has_empty_dir: bool = False

@@ -187,6 +187,8 @@ class Store:
         """By `namespace/name`."""
         self.policies: dict[tuple[str, str], PolicySource] = {}
         """By kind and name."""
+        self.sentences: dict[tuple[str, str], str] = {}
+        """Of conditions, by uid of the custom resource and type."""
         self.leases: dict[str, LeaseView] = {}
         """By `namespace/name`."""
         self.notes: list[tuple[float, str, EventNote]] = []

@@ -243,6 +243,13 @@ class World:
         """What the token of a pod says."""
         return Identity(namespace=pod.namespace, pod_name=pod.name, pod_uid=pod.uid, node_name=pod.node_name or "")
 
+    def put_daemon_set(self, daemon_set: DaemonSet) -> None:
+        """Somebody makes a DaemonSet: its pods come in their time."""
+        self.store.daemon_sets[daemon_set.ref] = daemon_set
+        self.controllers.daemon_sets.take_over(daemon_set)
+        self.controllers.daemon_sets.written(daemon_set)
+        self.controllers.wake_daemon_set(daemon_set)
+
     # Ports --------------------------------------------------------------------------------------------------------
 
     def life(self, node: str | None = None, *, account: Account | None = None, kill_at: int | None = None) -> AgentLife:

@@ -8,10 +8,10 @@ import pytest
 
 from driver_manager import names
 from driver_manager.agent.node import NodeWriter
-from driver_manager.evictions import PodTracker
 from driver_manager.core.record import NodeChange
 from driver_manager.core.snapshot import NodeView
 from driver_manager.errors import Conflict, Unreachable
+from driver_manager.evictions import PodTracker
 from driver_manager.sim.faults import Call, Delay, Do, Fail, Hang, When
 from driver_manager.sim.objects import PodSpec
 from driver_manager.sim.scenarios import NODE

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.contract.fleetreal import KubeFleetStage
+from tests.contract.fleetsim import SimFleetStage
 from tests.contract.fleetstage import FleetStage
 from tests.contract.real import KubeStage
 from tests.contract.simulated import SimStage
@@ -27,9 +28,12 @@ async def stage(request: pytest.FixtureRequest) -> AsyncIterator[Stage]:
         await made.close()
 
 
-@pytest.fixture(params=[pytest.param("kube", marks=pytest.mark.kube)])
+@pytest.fixture(params=["sim", pytest.param("kube", marks=pytest.mark.kube)])
 async def fleet_stage(request: pytest.FixtureRequest) -> AsyncIterator[FleetStage]:
     """A fleet to act in."""
+    if request.param == "sim":
+        yield SimFleetStage()
+        return
     made = KubeFleetStage(*(request.getfixturevalue(name) for name in ("control_plane", "namespace", "gpu_node")))
     await made.open()
     try:
