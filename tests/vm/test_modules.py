@@ -202,7 +202,7 @@ async def test_a_removal_that_hangs_is_left_and_named() -> None:
     error = await refusal("nvidia", timeout=0.5)
     took = time.monotonic() - begun
     assert isinstance(error, DeviceStuck)
-    assert took < 2, took
+    assert took < 2.9, took  # not the 3 s that it hangs
     pid = int(error.message.partition("process ")[2].split()[0])
     state = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("State:"))
     assert "D" in state.split()[1], state  # in the kernel's sleep that no signal ends
