@@ -50,7 +50,7 @@ def assert_it_gave_up(node: StockNode, run: Running, limit: float, before: Objec
     assert node.annotation(STATUS)["phase"] == "failed"
     assert "held-budget" in str(node.annotation(STATUS))
     evicting = next(line for line in ended.lines if line["message"] == "step ended" and line["step"] == "FreePods")
-    assert limit <= evicting["took"] <= 1.1 * limit
+    assert limit <= evicting["took"] <= 1.5 * limit
     return ended
 
 

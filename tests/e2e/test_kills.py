@@ -119,7 +119,7 @@ def test_told_to_end_while_waiting_for_a_budget(busy_node: StockNode) -> None:
     ended = run.wait(10).require(75)
     busy_node.wait_surface(before)
     assert busy_node.annotation(STATUS)["reason"] == "stopped"
-    assert ended.wall < 15
+    assert ended.wall < 60
 
 
 def test_told_to_end_while_the_api_is_away(node: StockNode, api_proxy: ApiProxy) -> None:

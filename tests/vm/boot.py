@@ -6,10 +6,11 @@ import subprocess
 from pathlib import Path
 
 from tests.vm.layer import ROOT, project_layer
-from tests.vm.machine import Guest, Hardware, State, joined
+from tests.vm.machine import GPUS, NETWORK, Guest, Hardware, State, joined
 
 IMPORTS = ("tests.vm.inside", "driver_manager.cli.commands")
 """What a guest imports before it is saved. Nothing of it knows Kubernetes: that would take seconds."""
+NETWORK_IMPORTS = (*IMPORTS, "tests.vm.cluster")
 _SPOOFED = ("insmod", "/modules/nvspoof.ko", "slots=00:05.0,00:05.1,00:06.0")
 
 
@@ -40,6 +41,19 @@ def saved_guest(parts: Path, initrd: Path) -> State:
     """Boots a guest whose emulated cards look like NVIDIA's, and saves it."""
     hardware = Hardware(parts / "vmlinux", initrd, options=f"intel_iommu=on vmtest.import={','.join(IMPORTS)}")
     with Guest(hardware) as guest:
-        spoofed = guest.run(*_SPOOFED)
-        assert spoofed.code == 0, spoofed.err
+        _spoof(guest)
         return guest.save()
+
+
+def saved_guest_with_network(parts: Path, initrd: Path) -> State:
+    """The same for tests with a cluster: without an IOMMU, with a network card that is up, and with all that the command needs there."""
+    hardware = Hardware(parts / "vmlinux", initrd, devices=(*GPUS, *NETWORK), options=f"vmtest.import={','.join(NETWORK_IMPORTS)}")
+    with Guest(hardware) as guest:
+        _spoof(guest)
+        guest.call("tests.vm.inside", "join_network")
+        return guest.save()
+
+
+def _spoof(guest: Guest) -> None:
+    spoofed = guest.run(*_SPOOFED)
+    assert spoofed.code == 0, spoofed.err

@@ -8,8 +8,10 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from tests.vm.inside import DRIVER, DRIVER_ROOT, load, loaded, targets, tmpfs
 
@@ -51,28 +53,33 @@ class Command:
 
 def command(*words: str, **settings: str) -> Command:
     """Starts the command; settings are its environment."""
-    from driver_manager.cli.main import main
-
     number, path = tempfile.mkstemp(prefix="command-", dir="/tmp")
     pid = os.fork()
     if not pid:
-        code = 1
-        try:
-            os.dup2(number, 1)
-            os.dup2(number, 2)
-            os.environ.update(NO_CLUSTER="true", LOG_FORMAT="json", **settings)
-            sys.argv = ["driver-manager", *words]
-            main()
-        except SystemExit as error:
-            code = error.code if isinstance(error.code, int) else 1
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
+        become(words, {"NO_CLUSTER": "true", **settings}, number, number)
     os.close(number)
     return Command(pid, Path(path))
+
+
+def become(words: Sequence[str], settings: Mapping[str, str], out: int, err: int) -> NoReturn:
+    """Makes this process a run of the command; what it prints goes to two descriptors."""
+    from driver_manager.cli.main import main
+
+    code = 1
+    try:
+        os.dup2(out, 1)
+        os.dup2(err, 2)
+        os.environ.update(LOG_FORMAT="json", **settings)
+        sys.argv = ["driver-manager", *words]
+        main()
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 ALL = {"nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm"}

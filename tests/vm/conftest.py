@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from collections.abc import Iterator
@@ -9,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.vm.boot import NoGuests, prepared_parts, project_initrd, saved_guest
+from tests.e2e.world import StockNode
+from tests.kube.controlplane import ControlPlane
+from tests.vm.boot import NoGuests, prepared_parts, project_initrd, saved_guest, saved_guest_with_network
 from tests.vm.machine import Guest, State
+from tests.vm.world import GuestNode
 
 
 @pytest.fixture(scope="session")
@@ -48,3 +52,21 @@ def pci_guest(guest: Guest) -> Guest:
     """
     guest.call("tests.vm.inside", "load_for_pci")
     return guest
+
+
+@pytest.fixture(scope="module")
+def networked_state(vm_parts: Path) -> Iterator[State]:
+    """The state that tests with a cluster start from; of other hardware than the rest, so it is saved for itself."""
+    with tempfile.TemporaryDirectory(prefix="dm-vm-initrd-") as folder:
+        state = saved_guest_with_network(vm_parts, project_initrd(vm_parts, Path(folder)))
+        yield state
+        state.forget()
+
+
+@pytest.fixture
+def guest_node(control_plane: ControlPlane, namespace: str, networked_state: State, tmp_path: Path) -> Iterator[GuestNode]:
+    """A busy node of the cluster, and a fresh guest that is its machine."""
+    with contextlib.ExitStack() as stack:
+        node = StockNode(control_plane, namespace, tmp_path)
+        stack.callback(node.remove)
+        yield GuestNode(node, lambda: stack.enter_context(Guest.of(networked_state)))

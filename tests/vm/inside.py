@@ -37,6 +37,8 @@ NETWORK = (
     "net_failover",
     "virtio_net",
 )
+ADDRESS = "10.0.0.15/24"
+"""Of the guest with a network. It has no way out but to that network."""
 GPU, AUDIO, OTHER_GPU = "0000:00:05.0", "0000:00:05.1", "0000:00:06.0"
 NVIDIA0 = os.makedev(195, 0)
 DRIVER_ROOT = "/run/nvidia/driver"
@@ -255,3 +257,10 @@ def load_for_pci() -> None:
     """Loads the driver and vfio."""
     load("nvidia")
     load(*VFIO)
+
+
+def join_network() -> None:
+    """Brings the network card up; there is no route to anything but its own network."""
+    load(*NETWORK)
+    for words in (("addr", "add", ADDRESS, "dev", "eth0"), ("link", "set", "eth0", "up")):
+        subprocess.run(["ip", *words], check=True)

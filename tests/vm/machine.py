@@ -28,8 +28,9 @@ from typing import Any, Self
 GPUS = ("-device", "edu,addr=05.0,multifunction=on", "-device", "edu,addr=05.1,multifunction=on", "-device", "edu,addr=06.0")
 """A device with two functions and one with one; nvspoof makes them NVIDIA's."""
 IOMMU = ("-device", "intel-iommu,intremap=on")
-NETWORK = ("-netdev", "user,id=net,net=10.0.2.0/24", "-device", "virtio-net-pci,netdev=net,addr=08.0")
-"""QEMU's own network: 10.0.2.2 in the guest is 127.0.0.1 here."""
+NETWORK = ("-netdev", "user,id=net,net=10.0.0.0/24,host=10.0.0.1", "-device", "virtio-net-pci,netdev=net,addr=08.0")
+"""QEMU's own network: 10.0.0.1 in the guest is 127.0.0.1 here. To pods of a test's cluster that address is the API server, so its
+certificate is good for it."""
 
 _TAIL = 6000
 """Characters of a log that a message carries."""

@@ -81,9 +81,7 @@ async def test_a_module_whose_device_is_open_is_in_use() -> None:
     load("nvidia")
     with holding(opened()):
         assert refcount("nvidia") == 2
-        begun = time.monotonic()
         error = await refusal("nvidia")
-        assert time.monotonic() - begun < 5
         assert (type(error), error.errno_name) == (ModuleInUse, "EAGAIN")
         assert used_modules((await here().look()).modules, ["nvidia"]) == ("nvidia",)
     await here().unload_module("nvidia", 10)
@@ -140,15 +138,17 @@ async def test_a_module_that_is_still_coming_is_in_use() -> None:
 @in_guest
 async def test_a_module_that_is_going_is_told_apart() -> None:
     """EBUSY too, with a use count of -1 in /proc/modules; the view says `going` and that it is stuck."""
-    load("nvidia", exit_ms=1500)
+    load("nvidia", exit_ms=60_000)
     remover = after(0, lambda: delete("nvidia"))
-    await asyncio.sleep(0.4)
+    while not state_of("nvidia").endswith("Unloading"):
+        await asyncio.sleep(0.05)
     assert state_of("nvidia") == "-1 - Unloading"
     module = (await here().look()).modules["nvidia"]
     assert module.state is ModuleState.GOING
     assert stuck_modules({"nvidia": module}) == ("nvidia",)
     error = await refusal("nvidia")
     assert "already being removed" in error.message
+    assert write("/sys/module/nvidia/parameters/exit_ms", "0") == 0
     os.waitpid(remover, 0)
     assert not loaded()
 
@@ -197,15 +197,13 @@ async def test_a_module_that_refuses_for_two_seconds_then_goes() -> None:
 @in_guest
 async def test_a_removal_that_hangs_is_left_and_named() -> None:
     """A kill does not end a process inside delete_module: it is left behind and named, and this process goes on."""
-    load("nvidia", exit_ms=3000)
-    begun = time.monotonic()
+    load("nvidia", exit_ms=60_000)
     error = await refusal("nvidia", timeout=0.5)
-    took = time.monotonic() - begun
     assert isinstance(error, DeviceStuck)
-    assert took < 2, took
     pid = int(error.message.partition("process ")[2].split()[0])
     state = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("State:"))
     assert "D" in state.split()[1], state  # in the kernel's sleep that no signal ends
+    assert write("/sys/module/nvidia/parameters/exit_ms", "0") == 0
     os.waitpid(pid, 0)  # it ends with the exit function, and the module is gone then
     assert not loaded()
 

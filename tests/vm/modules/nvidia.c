@@ -6,7 +6,7 @@
  * Unlike the real one its device nodes come by themselves (devtmpfs). Parameters, all in milliseconds:
  *   remove_ms  how long an unbind takes
  *   linger_ms  how long a reference stays after the last close, as the real one's teardown takes a moment
- *   exit_ms    how long the module's removal takes
+ *   exit_ms    how long the module's removal takes at most; 0 written to it meanwhile ends that
  */
 #include <linux/atomic.h>
 #include <linux/cdev.h>
@@ -158,7 +158,10 @@ free:
 
 static void __exit stand_in_exit(void)
 {
-	msleep(exit_ms);
+	int waited;
+
+	for (waited = 0; waited < exit_ms; waited += 10) /* writing 0 to the parameter ends it */
+		msleep(10);
 	flush_delayed_work(&lingering); /* its last lines may still run */
 	proc_remove(proc_dir);
 	pci_unregister_driver(&driver);
