@@ -90,8 +90,6 @@ REQUESTOR_MODE: Final = "nvidia.com/gpu-driver-upgrade-requestor-mode"
 """Node annotation, there or not: a maintenance operator has the node."""
 DRIVER_OWNER: Final = "nvidia.com/gpu-operator.driver.owner"
 """Node label: name of the NVIDIADriver that the node's driver belongs to."""
-REVISION_HASH: Final = "controller-revision-hash"
-"""Label of a DaemonSet's pod and ControllerRevision: which template."""
 
 DRAIN_SKIP: Final = "nvidia.com/gpu-driver-upgrade-drain.skip"
 """Pod label, `true`: the pod is never evicted by a driver upgrade."""
@@ -100,6 +98,8 @@ COMPONENT_LABEL: Final = "app.kubernetes.io/component"
 DRIVER_COMPONENTS: Final = frozenset({"nvidia-driver", "nvidia-vgpu-manager", "nvidia-vgpu-host-manager"})
 """Values of COMPONENT_LABEL on pods that install or own a driver."""
 
+VALIDATOR_APP: Final = "nvidia-operator-validator"
+"""`app` of the pods that validate driver and devices."""
 DRIVER_APP: Final = "nvidia-driver-daemonset"
 """Value of the label `app` on the driver pods of a ClusterPolicy."""
 

@@ -4,26 +4,23 @@ An event that is older than what is known already (a watch that lags behind our 
 ordered, https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
-from driver_manager.core.fleet import Changed, FleetEvent, FleetPod, FleetSet, Kind, Listed, NotServed, PolicySource, Revision
+from driver_manager.core.fleet import (
+    Changed,
+    FleetEvent,
+    FleetPod,
+    FleetSet,
+    Kind,
+    Listed,
+    NotServed,
+    PolicySource,
+    Revision,
+    is_driver,
+    is_validator,
+)
 from driver_manager.core.snapshot import ChangeKind, NodeView
-from driver_manager.names import COMPONENT_LABEL, DRIVER_COMPONENTS
-
-CLUSTER_POLICY_APP = "nvidia-driver-daemonset"
-"""`app` of ClusterPolicy's driver pods, which older operators give no component label."""
-VALIDATOR_APP = "nvidia-operator-validator"
-
-
-def is_driver(labels: Mapping[str, str]) -> bool:
-    """Whether pod labels are a driver's."""
-    return labels.get(COMPONENT_LABEL) in DRIVER_COMPONENTS or labels.get("app") == CLUSTER_POLICY_APP
-
-
-def is_validator(labels: Mapping[str, str]) -> bool:
-    """Whether pod labels are a validator's."""
-    return labels.get("app") == VALIDATOR_APP
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from driver_manager.core.snapshot import ChangeKind, LabelExpression, NodeView, Owner, Toleration
+from driver_manager.names import COMPONENT_LABEL, DRIVER_APP, DRIVER_COMPONENTS, VALIDATOR_APP
 
 
 class Kind(StrEnum):
@@ -26,6 +27,16 @@ class Kind(StrEnum):
     """Pods of the operator's namespace that the validator selector selects."""
     CLUSTER_POLICIES = "clusterpolicies"
     NVIDIA_DRIVERS = "nvidiadrivers"
+
+
+def is_driver(labels: Mapping[str, str]) -> bool:
+    """Whether pod labels are a driver's; older operators give ClusterPolicy's no component label."""
+    return labels.get(COMPONENT_LABEL) in DRIVER_COMPONENTS or labels.get("app") == DRIVER_APP
+
+
+def is_validator(labels: Mapping[str, str]) -> bool:
+    """Whether pod labels are a validator's."""
+    return labels.get("app") == VALIDATOR_APP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

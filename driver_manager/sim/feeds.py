@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from driver_manager import names
-from driver_manager.core.fleet import Changed, Item, Kind, PolicySource
+from driver_manager.core.fleet import Changed, Item, Kind, PolicySource, is_driver
 from driver_manager.core.snapshot import ChangeKind
 from driver_manager.sim.faults import WatchTrouble
 from driver_manager.sim.objects import DaemonSet, Node, Pod, Template, matches
 from driver_manager.sim.store import Object, Store
 
-VALIDATOR_APP: Final = "nvidia-operator-validator"
 POLICY_KINDS: Final = {Kind.CLUSTER_POLICIES: "ClusterPolicy", Kind.NVIDIA_DRIVERS: "NVIDIADriver"}
 RECENT: Final = 30.0
 """Seconds of the past that are remembered for stale lists."""
@@ -30,7 +29,7 @@ class Scope:
 
     namespace: str = "gpu-operator"
     node_selector: Mapping[str, str] = field(default_factory=lambda: {"nvidia.com/gpu.present": "true"})
-    validator_selector: Mapping[str, str] = field(default_factory=lambda: {"app": VALIDATOR_APP})
+    validator_selector: Mapping[str, str] = field(default_factory=lambda: {"app": names.VALIDATOR_APP})
 
     def selects(self, kind: Kind, one: Object) -> bool:
         """Whether a list of that kind has this object."""
@@ -49,8 +48,7 @@ class Scope:
     def _selects_pod(self, kind: Kind, labels: Mapping[str, str]) -> bool:
         if kind is Kind.VALIDATOR_PODS:
             return matches(self.validator_selector, labels)
-        is_driver = labels.get(names.COMPONENT_LABEL) in names.DRIVER_COMPONENTS or labels.get("app") == names.DRIVER_APP
-        return kind is Kind.DRIVER_PODS and is_driver
+        return kind is Kind.DRIVER_PODS and is_driver(labels)
 
 
 class Channel:

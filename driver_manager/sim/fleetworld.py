@@ -16,7 +16,7 @@ from driver_manager.core.fleet import Kind, PolicySource
 from driver_manager.core.snapshot import ChangeKind, Owner
 from driver_manager.sim.access import CONTROLLER_NAMESPACE_ROLE, CONTROLLER_ROLE
 from driver_manager.sim.controllers import HOSTNAME
-from driver_manager.sim.feeds import POLICY_KINDS, VALIDATOR_APP
+from driver_manager.sim.feeds import POLICY_KINDS
 from driver_manager.sim.fleet import SimFleet
 from driver_manager.sim.gpunodes import Conduct, GpuNodes
 from driver_manager.sim.objects import Account, Cascade, DaemonSet, Node, Phase, Pod, PodSpec
@@ -97,8 +97,8 @@ class FleetWorld(World):
         for pool in self._pools or ("",):
             self._add_driver(pool, on_delete)
         if validator is not None:
-            spec = PodSpec(labels={"app": VALIDATOR_APP}, node_selector={VALIDATOR_LABEL: "true"}, stop_seconds=0.1)
-            made = DaemonSet(namespace=NAMESPACE, name=VALIDATOR_APP, uid=self.store.uid(), spec=spec, is_on_delete=False)
+            spec = PodSpec(labels={"app": names.VALIDATOR_APP}, node_selector={VALIDATOR_LABEL: "true"}, stop_seconds=0.1)
+            made = DaemonSet(namespace=NAMESPACE, name=names.VALIDATOR_APP, uid=self.store.uid(), spec=spec, is_on_delete=False)
             self.settle(made)
         for number in range(nodes):
             self.add_gpu_node(f"gpu-{number + 1}")

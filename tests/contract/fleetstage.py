@@ -50,7 +50,7 @@ class FleetStage(abc.ABC):
 
     @abc.abstractmethod
     async def serve(self, kind: str, *, is_served: bool = True) -> None:
-        """Somebody installs a custom resource (`ClusterPolicy`, `NVIDIADriver`) or takes it away with its objects; returns when it is so."""
+        """Somebody installs a custom resource (`ClusterPolicy`, `NVIDIADriver`) or takes it away with its objects, and returns then."""
 
     @abc.abstractmethod
     async def add_custom(self, kind: str, name: str, spec: Mapping[str, Any], *, condition: str = "") -> None:
