@@ -64,8 +64,8 @@ class Cache:
         """By uid."""
         self._revisions: dict[str, dict[str, Revision]] = {}
         """DaemonSet uid -> revision uid -> revision."""
-        self._wanted: dict[str, str] = {}
-        """DaemonSet uid -> hash of its newest revision."""
+        self._newest: dict[str, Revision] = {}
+        """DaemonSet uid -> its newest revision."""
         self._drivers, self._validators = _Pods(), _Pods()
         self._on_policies = on_policies
         self.synced: set[Kind] = set()
@@ -95,9 +95,17 @@ class Cache:
             (each for each in self.sets.values() if not each.is_deleting and is_driver(each.pod_labels) and each.fits(node.labels)), None
         )
 
-    def wanted(self, daemon_set: FleetSet | None) -> str:
-        """Hash of a DaemonSet's newest template; empty while its controller has not seen that."""
-        return self._wanted.get(daemon_set.uid, "") if daemon_set is not None and daemon_set.is_settled else ""
+    def wanted(self, daemon_set: FleetSet | None, node_name: str) -> Revision | None:
+        """A DaemonSet's newest revision, as a node should have it; None while that is not known for sure.
+
+        The watches are not in step with each other: where the DaemonSet's controller has not seen its newest template, or a pod is of a
+        revision that has not been heard of yet, a newer one may be on its way.
+        """
+        if daemon_set is None or not daemon_set.is_settled:
+            return None
+        known = {each.hash for each in self._revisions.get(daemon_set.uid, {}).values()}
+        own = (pod for pod in self.drivers_on(node_name) if pod.owner is not None and pod.owner.uid == daemon_set.uid)
+        return self._newest.get(daemon_set.uid) if all(pod.revision in known for pod in own) else None
 
     def needs_validator(self, node: NodeView) -> bool:
         """Whether a validator's DaemonSet matches the node."""
@@ -208,7 +216,7 @@ class Cache:
     def _drop_set(self, uid: str) -> set[str]:
         old = self.sets.pop(uid, None)
         self._revisions.pop(uid, None)
-        self._wanted.pop(uid, None)
+        self._newest.pop(uid, None)
         return self._fitting(old) | self._nodes_of(old) if old is not None else set()
 
     def _fitting(self, daemon_set: FleetSet) -> set[str]:
@@ -221,10 +229,12 @@ class Cache:
 
     def _count_revisions(self, owner_uid: str) -> set[str]:
         newest = max(self._revisions.get(owner_uid, {}).values(), key=lambda each: each.number, default=None)
-        new = newest.hash if newest is not None else ""
-        if self._wanted.get(owner_uid, "") == new:
+        if self._newest.get(owner_uid) == newest:
             return set()
-        self._wanted[owner_uid] = new
+        if newest is None:
+            del self._newest[owner_uid]
+        else:
+            self._newest[owner_uid] = newest
         daemon_set = self.sets.get(owner_uid)
         return self._nodes_of(daemon_set) | self._fitting(daemon_set) if daemon_set is not None else set()
 

@@ -225,6 +225,7 @@ class Controller:
         daemon_set = self.cache.driver_set_for(node)
         group = self.groups.of(node.labels)
         told = self._told(node.name, progress)
+        wanted = self.cache.wanted(daemon_set, node.name)
         return Situation(
             node=node,
             state=state_of(node.labels.get(UPGRADE_STATE)),
@@ -234,7 +235,8 @@ class Controller:
             progress=progress,
             bad_progress=bad,
             daemon_set=daemon_set,
-            wanted=self.cache.wanted(daemon_set),
+            wanted=wanted.hash if wanted else "",
+            wanted_digest=wanted.digest if wanted else "",
             drivers=self.cache.drivers_on(node.name),
             validators=self.cache.validators_on(node.name),
             needs_validator=self.cache.needs_validator(node),
@@ -386,8 +388,9 @@ class Controller:
                 self._starting.add(name)
         self._dirty.update(self.cache.nodes)
         inherited = [name for name in names if name in self._starting]
+        self._granted.update(inherited)
+        self._say_grants()
         if inherited:
-            self._granted.update(inherited)
             self._spawn(self._begin(inherited, inherited=True))
 
     def _start_nodes(self) -> None:

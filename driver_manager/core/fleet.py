@@ -93,8 +93,6 @@ class FleetSet:
     affinity: tuple[tuple[LabelExpression, ...], ...] = ()
     """Terms of its required node affinity: one of them has to match, all of its expressions."""
     tolerations: tuple[Toleration, ...] = ()
-    digest: str = ""
-    """DRIVER_CONFIG_DIGEST of its template."""
     is_settled: bool = True
     """Whether its controller has seen its newest template (observedGeneration): before that the newest revision may not be made yet."""
     is_on_delete: bool = True
@@ -125,6 +123,8 @@ class Revision:
     """The highest one is the newest template, also after a roll-back."""
     hash: str
     """Its label `controller-revision-hash`."""
+    digest: str = ""
+    """DRIVER_CONFIG_DIGEST of the template."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

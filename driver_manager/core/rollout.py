@@ -303,12 +303,12 @@ def _devices(node: NodeView) -> dict[str, int]:
 
 def may_only_restart(situation: Situation) -> bool:
     """Whether the new driver is the old one (equal digests), so that its pod can be restarted under its users."""
-    driver, daemon_set = situation.driver, situation.daemon_set
-    if driver is None or daemon_set is None or driver.is_orphan or situation.is_synced(driver):
+    driver = situation.driver
+    if driver is None or driver.is_orphan or situation.is_synced(driver):
         return False
     if situation.is_requested or situation.waits_for_safe_load:
         return False
-    return driver.digest == daemon_set.digest != ""
+    return driver.digest == situation.wanted_digest != ""
 
 
 # Before the old driver goes -----------------------------------------------------------------------------------------

@@ -87,6 +87,8 @@ class Situation:
     """The driver DaemonSet of its driver pod, else the one that would make one here."""
     wanted: str = ""
     """Hash of that DaemonSet's newest template; empty while that is not known."""
+    wanted_digest: str = ""
+    """DRIVER_CONFIG_DIGEST of that template."""
     drivers: tuple[FleetPod, ...] = ()
     """In the order of their making."""
     validators: tuple[FleetPod, ...] = ()

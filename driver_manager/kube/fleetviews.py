@@ -103,8 +103,17 @@ class _Set(WireObject, frozen=True):
     status: _SetStatus = _SetStatus()
 
 
+class _RevisionSpec(Wire, frozen=True):
+    template: _Template = _Template()
+
+
+class _RevisionData(Wire, frozen=True):
+    spec: _RevisionSpec = _RevisionSpec()
+
+
 class _Revision(WireObject, frozen=True):
     revision: int
+    data: _RevisionData = _RevisionData()
 
 
 class _Condition(Wire, frozen=True):
@@ -271,7 +280,6 @@ def _set_view(each: _Set) -> FleetSet:
         node_selector=template.spec.node_selector or {},
         affinity=label_terms(template.spec.affinity),
         tolerations=tolerations(template.spec.tolerations),
-        digest=_digest(template.spec),
         is_settled=each.status.observed_generation >= meta.generation,
         is_on_delete=each.spec.update_strategy.type == "OnDelete",
         is_deleting=meta.deletion_timestamp is not None,
@@ -288,6 +296,7 @@ def _revision_view(each: _Revision) -> Revision:
         owner_uid=owner.uid if owner else "",
         number=each.revision,
         hash=(meta.labels or {}).get(names.REVISION_HASH, ""),
+        digest=_digest(each.data.spec.template.spec),
     )
 
 

@@ -163,7 +163,7 @@ class Controllers:
             and tolerates(pod.tolerations, taints, "NoSchedule", "NoExecute")
             and pod.spec.fits(node.labels)
             and not (pod.spec.avoids_drivers and self._has_driver(node))
-            and self.store.free_gpus(node) >= pod.spec.gpus
+            and (not pod.spec.gpus or self.store.free_gpus(node) >= pod.spec.gpus)
         )
 
     def _has_driver(self, node: Node) -> bool:

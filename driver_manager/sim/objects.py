@@ -259,7 +259,13 @@ class Template:
     def fleet_view(self) -> Revision:
         """As a follower sees it."""
         return Revision(
-            namespace=self.namespace, name=self.name, uid=self.uid, owner_uid=self.owner_uid, number=self.number, hash=self.hash
+            namespace=self.namespace,
+            name=self.name,
+            uid=self.uid,
+            owner_uid=self.owner_uid,
+            number=self.number,
+            hash=self.hash,
+            digest=self.spec.digest,
         )
 
 
@@ -332,7 +338,6 @@ class DaemonSet:
             node_selector=dict(self.spec.node_selector),
             affinity=self.spec.affinity,
             tolerations=self.spec.tolerations,
-            digest=self.spec.digest,
             is_settled=self.observed == self.generation,
             is_on_delete=self.is_on_delete,
             is_deleting=self.is_deleting,
