@@ -3,25 +3,22 @@
 Never imported by `kube` itself, so that the agent does not load it.
 """
 
-import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from driver_manager.core.fleet import Changed, EventNote, FleetEvent, Kind, LeaseView, Listed, NotServed, PolicySource
 from driver_manager.core.snapshot import Identity
 from driver_manager.errors import Conflict, NotFound
 from driver_manager.kube import fleetcalls, fleetviews, views
 from driver_manager.kube.client import RETRY_SECONDS, KubeCluster, open_connection
-from driver_manager.kube.connection import Connection
 from driver_manager.kube.fleetcalls import CUSTOM_KINDS, CustomKind, Selection
 from driver_manager.kube.watch import Absent, Change, Listing, Watch, joined
 from driver_manager.kube.wire import Reader
 from driver_manager.ports import Clock
 
-logger = logging.getLogger(__name__)
-
-View = TypeVar("View")
+if TYPE_CHECKING:
+    from driver_manager.kube.connection import Connection
 
 CONNECTIONS: Final = 128
 """Each watch occupies one: eight of the kinds followed, up to a hundred of nodes, and what is left is for requests."""
@@ -57,7 +54,7 @@ class KubeFleet(KubeCluster):
     """A Fleet (`ports.Fleet`) behind a real API server."""
 
     def __init__(
-        self, connection: Connection, clock: Clock, identity: Identity, selection: Selection, retry_seconds: float = RETRY_SECONDS
+        self, connection: "Connection", clock: Clock, identity: Identity, selection: Selection, retry_seconds: float = RETRY_SECONDS
     ) -> None:
         super().__init__(connection, clock, identity, retry_seconds)
         self._selection = selection

@@ -64,7 +64,7 @@ def _rule(verbs: str, group: str, *resources: str) -> Rule:
 
 CLUSTER_RULES: Final = (
     _rule("get list watch patch", "", "nodes"),
-    _rule("get list watch", "", "pods"),
+    _rule("list watch", "", "pods"),
     _rule("create", "", "pods/eviction"),
     _rule("create", "", "events"),
     _rule("list", "node.k8s.io", "runtimeclasses"),

@@ -1,0 +1,148 @@
+"""How nodes, driver pods and policies of a fleet are read from bytes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from driver_manager.core.fleet import FleetPod
+from driver_manager.kube import fleetviews, views
+
+
+def raw(item: Any) -> bytes:
+    return json.dumps(item).encode()
+
+
+def meta(**more: Any) -> dict[str, Any]:
+    return {"name": "x", "uid": "u", "namespace": "op", "resourceVersion": "1", **more}
+
+
+def pod(spec: dict[str, Any] | None = None, status: dict[str, Any] | None = None, **more: Any) -> FleetPod:
+    return fleetviews.PODS.one(raw({"metadata": meta(**more), "spec": spec or {}, "status": status or {}}))
+
+
+def waits(reason: str, restarts: int = 0) -> dict[str, Any]:
+    return {"ready": False, "restartCount": restarts, "state": {"waiting": {"reason": reason}}}
+
+
+RUNS = {"ready": True, "restartCount": 9, "state": {"running": {}}}
+
+
+@pytest.mark.parametrize(
+    ("status", "ready"),
+    [
+        ({"phase": "Running", "containerStatuses": [RUNS, RUNS]}, True),
+        ({"phase": "Running", "containerStatuses": [RUNS, waits("CrashLoopBackOff")]}, False),
+        ({"phase": "Running", "containerStatuses": []}, False),
+        ({"phase": "Running"}, False),
+        ({"phase": "Succeeded", "containerStatuses": [RUNS]}, False),
+        ({}, False),
+    ],
+)
+def test_ready_is_all_containers(status: dict[str, Any], ready: bool) -> None:
+    """Running, with at least one container status, and every container ready."""
+    assert pod(status=status).is_ready is ready
+
+
+@pytest.mark.parametrize(
+    ("inits", "mains", "restarts", "trouble"),
+    [
+        ([], [RUNS], 0, ""),
+        ([], [waits("CrashLoopBackOff", 12), waits("CrashLoopBackOff", 3)], 12, "CrashLoopBackOff"),
+        ([waits("ImagePullBackOff")], [waits("PodInitializing")], 0, "ImagePullBackOff"),
+        ([{"ready": False, "restartCount": 4, "state": {"running": {}}}], [waits("PodInitializing")], 4, ""),
+        ([RUNS], [waits("ContainerCreating")], 0, ""),
+        ([], [{"ready": False, "restartCount": 2, "state": {"terminated": {"reason": "Error"}}}], 2, ""),
+    ],
+)
+def test_what_is_wrong_with_a_pod(inits: list[Any], mains: list[Any], restarts: int, trouble: str) -> None:
+    """Restarts and reasons of containers that are not ready, init containers first; waiting for one's turn is no trouble."""
+    status = {"phase": "Pending", "initContainerStatuses": inits, "containerStatuses": mains}
+    seen = pod(status=status)
+    assert (seen.restarts, seen.trouble) == (restarts, trouble)
+
+
+def test_the_digest_is_the_first_that_is_not_empty() -> None:
+    """Over init containers, then containers; a value that comes from elsewhere is none."""
+
+    def container(*values: str | None) -> dict[str, Any]:
+        return {"env": [{"name": "OTHER", "value": "x"}, *({"name": "DRIVER_CONFIG_DIGEST", "value": v} for v in values if v is not None)]}
+
+    assert pod({"initContainers": [container(), container("")], "containers": [container("b"), container("c")]}).digest == "b"
+    assert pod({"initContainers": [container("a")], "containers": [container("b")]}).digest == "a"
+    assert pod({"containers": [{"env": [{"name": "DRIVER_CONFIG_DIGEST", "valueFrom": {"fieldRef": {}}}]}, {"env": None}]}).digest == ""
+
+
+def test_where_a_pod_belongs() -> None:
+    """Bound, else as its DaemonSet's controller wrote it; a term of labels says nothing of a name."""
+    fields = [{"key": "metadata.name", "operator": "In", "values": ["n7"]}]
+    terms = [{"matchExpressions": [{"key": "a", "operator": "Exists"}]}, {"matchFields": fields}]
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
+    waiting, bound = pod({"affinity": affinity}), pod({"affinity": affinity, "nodeName": "n8"})
+    assert (waiting.node_name, waiting.is_bound, bound.node_name, bound.is_bound) == ("n7", False, "n8", True)
+    assert pod({"affinity": {"nodeAffinity": None}}).node_name == ""
+
+
+def test_an_owner_that_is_no_controller_is_none() -> None:
+    """Such a pod is an orphan."""
+    owner = {"kind": "DaemonSet", "name": "d", "uid": "1"}
+    assert pod(ownerReferences=[owner]).is_orphan
+    assert not pod(ownerReferences=[{**owner, "controller": True}]).is_orphan
+
+
+def test_a_node_without_bulk() -> None:
+    """Devices are NVIDIA's and numbers; long annotations that nobody reads are left out, all others stay."""
+    annotations = {"kubectl.kubernetes.io/last-applied-configuration": "{}", "csi.volume.kubernetes.io/nodeid": "{}", "mine": "x"}
+    sizes = {"cpu": "64", "nvidia.com/gpu": "8", "nvidia.com/mig-1g.5gb": "1k", "nvidia.com/odd": "1500m", "memory": "1Ti"}
+    status = {"allocatable": sizes, "capacity": {"nvidia.com/gpu": "16"}, "conditions": [{"type": "Ready", "status": "Unknown"}]}
+    node = views.NODES.one(raw({"metadata": meta(annotations=annotations), "spec": {}, "status": status}))
+    assert node.annotations == {"mine": "x"}
+    assert node.allocatable == {"nvidia.com/gpu": 8, "nvidia.com/mig-1g.5gb": 1000}
+    assert node.capacity == {"nvidia.com/gpu": 16}
+    assert not node.is_ready
+
+
+@pytest.mark.parametrize(
+    ("conditions", "ready"),
+    [(None, True), ([], True), ([{"type": "Ready", "status": "True"}, {"type": "DiskPressure", "status": "False"}], True)],
+)
+def test_a_node_without_a_ready_condition_is_ready(conditions: Any, ready: bool) -> None:
+    """Only a kubelet that says otherwise, or of which nothing was heard, is not."""
+    assert views.NODES.one(raw({"metadata": meta(), "status": {"conditions": conditions}})).is_ready is ready
+
+
+def test_nodes_share_their_labels_texts() -> None:
+    """Equal keys and values of two nodes are one object each: memory of a large fleet."""
+    one, other = (views.NODES.one(raw({"metadata": meta(labels={"some.example/label": "some value"})})) for _ in range(2))
+    assert next(iter(one.labels)) is next(iter(other.labels))
+    assert one.labels["some.example/label"] is other.labels["some.example/label"]
+
+
+def test_a_daemon_set_of_a_template_not_seen_yet() -> None:
+    """Until its controller has observed the newest generation it is not settled; without a strategy it replaces pods itself."""
+    spec = {"template": {"metadata": {"labels": None}, "spec": {"nodeSelector": None}}}
+    one = {"metadata": meta(generation=3), "spec": spec, "status": {"observedGeneration": 2}}
+    seen = fleetviews.SETS.one(raw(one))
+    assert (seen.is_settled, seen.is_on_delete, seen.pod_labels, seen.node_selector) == (False, False, {}, {})
+    one["status"] = {"observedGeneration": 3}
+    assert fleetviews.SETS.one(raw(one)).is_settled
+
+
+def test_a_bare_cluster_policy() -> None:
+    """What is not written: the driver is there, its policy is not."""
+    seen = fleetviews.CLUSTER_POLICIES.one(raw({"metadata": meta(), "spec": {}}))
+    assert (seen.has_driver, seen.upgrade_policy, seen.uses_nvidia_driver_crd, seen.has_sandbox_workloads) == (True, None, False, False)
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda each: st.lists(each) | st.dictionaries(st.text(), each)))
+def test_odd_json_is_an_error_of_one_kind(item: Any) -> None:
+    """What is no such object raises what the caller expects, and nothing else."""
+    readers = (fleetviews.PODS, fleetviews.SETS, fleetviews.REVISIONS, fleetviews.CLUSTER_POLICIES, fleetviews.DRIVERS, fleetviews.LEASES)
+    for read in (*(reader.page for reader in readers), fleetviews.group_versions, fleetviews.resources):
+        with pytest.raises((msgspec.MsgspecError, ValueError)):
+            read(raw(item))
