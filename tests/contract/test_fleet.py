@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from driver_manager.core.fleet import Changed, EventNote, Kind, LeaseView, Listed, NotServed, PolicySource
 from driver_manager.core.snapshot import ChangeKind, NodeView, Rule
 from driver_manager.errors import Conflict, Forbidden, NotFound
+from driver_manager.kube.fleetcalls import CLUSTER_RULES, NAMESPACE_RULES
 from driver_manager.ports import NodePatch
 from tests.contract.fleetstage import COMPONENT, FleetStage, Followed, following
 from tests.contract.stage import until
@@ -198,6 +200,31 @@ async def test_who_may_not_follow(fleet_stage: FleetStage) -> None:
         with pytest.raises(Forbidden, match=missing):
             async with following(reader, kind) as seen:
                 await seen.when(lambda _: False, "nothing", timeout=5)
+
+
+async def test_the_rules_are_enough(fleet_stage: FleetStage) -> None:
+    """An account with the controller's rules, and no more, follows every kind and writes all that there is to write."""
+    node = await fleet_stage.add_node()
+    await fleet_stage.serve("ClusterPolicy")
+    await fleet_stage.add_custom("ClusterPolicy", "a", {}, condition="Ready")
+    await fleet_stage.add_set("drv", ours(node), DRIVER)
+    fleet = await fleet_stage.account(CLUSTER_RULES, NAMESPACE_RULES)
+    async with AsyncExitStack() as stack:
+        seen = {kind: await stack.enter_async_context(following(fleet, kind)) for kind in Kind}
+        for kind in set(Kind) - {Kind.NVIDIA_DRIVERS}:
+            await seen[kind].listed()
+        await seen[Kind.NVIDIA_DRIVERS].when(lambda now: now.events == [NotServed(Kind.NVIDIA_DRIVERS)], "what is not served")
+        (pod,) = await seen[Kind.DRIVER_PODS].when(lambda now: now.running(DRIVER["app"]), "the driver pod to run")
+        await fleet.patch_node(NodePatch(name=node, labels={"a": "b"}))
+        await fleet.evict((await fleet.pods_on(node)).items[0], dry_run=True)
+        await fleet.delete_pod(pod.namespace, pod.name, pod.uid)
+        await fleet.write_lease(await fleet.write_lease(replace(await fleet.lease(fleet_stage.namespace, "l"), holder="a")))
+        await fleet.note_event(EventNote(node_name=node, node_uid="u", reason="R", sentence="s"))
+        source = seen[Kind.CLUSTER_POLICIES].policies["a"]
+        await fleet.set_condition(source, "UpgradePolicyValid", is_true=True, reason="Valid", sentence="")
+        assert await fleet.runtime_handlers() == {}
+        with pytest.raises(Forbidden):
+            await fleet.delete_pod("default", "somebodys", "u")
 
 
 # Writing ------------------------------------------------------------------------------------------------------------
