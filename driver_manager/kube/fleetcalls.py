@@ -1,6 +1,6 @@
 """The requests that only the controller makes, and all that its account needs to be allowed.
 
-RULES is held to the requests by tests: of everything that the adapter asks, and of an account with these rules and no more.
+The two tables of rules are held to the requests by tests: of everything that the adapter asks, and by an account that has no others.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ class Selection:
     """Of the operator: its DaemonSets and their pods."""
     nodes: str = "nvidia.com/gpu.present=true"
     """A label selector, as kubectl takes it."""
-    validators: str = "app=nvidia-operator-validator"
+    validators: str = f"app={names.VALIDATOR_APP}"
     """A label selector of pods."""
 
 
