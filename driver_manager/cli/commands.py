@@ -17,7 +17,7 @@ from driver_manager.agent.progress import Progress
 from driver_manager.agent.run import Agent, Outcome
 from driver_manager.cli.main import ENDING, show_error
 from driver_manager.clock import SystemClock
-from driver_manager.config import OPTIONS, Effective, Settings, duration_words, parse_duration
+from driver_manager.config import DURATION, OPTIONS, Effective, Settings, duration_words
 from driver_manager.core.selectors import Selector
 from driver_manager.errors import ConfigError, Exit
 from driver_manager.host import open_host
@@ -45,11 +45,11 @@ def _settings_in_words(effective: Effective) -> dict[str, str]:
     for option in OPTIONS:
         value = getattr(effective.settings, option.field)
         origin = effective.origins[option.field]
-        if option.parse is parse_duration:
+        if option.kind is DURATION:
             value = duration_words(value)
         elif isinstance(value, Selector):
             value = value.text
-        if origin != "default" or option.parse is parse_duration:
+        if origin != "default" or option.kind is DURATION:
             words[option.env] = f"{value} ({origin})"
     return words
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 import click
 
 from driver_manager.cli.arguments import normalised, read_settings, setting_options
+from driver_manager.cli.help import WIDTH, Group
 from driver_manager.errors import DriverManagerError, Exit
 
 ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -25,7 +26,7 @@ def _die_early(number: int, _: object) -> None:
     raise SystemExit(int(Exit.AGAIN))
 
 
-@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.group(cls=Group, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH})
 @click.version_option(None, "-v", "--version", package_name="driver-manager", prog_name="driver-manager")
 @setting_options
 @click.pass_context
