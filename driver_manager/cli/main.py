@@ -72,12 +72,12 @@ def uninstall_driver(effective: Any) -> int:
     return run_uninstall(effective)
 
 
-@_command("restore")
-def restore(effective: Any) -> int:
+@_command("restore", _output)
+def restore(effective: Any, output: str) -> int:
     """Put back what an earlier run left on the node, by its record, and only that."""
     from driver_manager.cli.commands import run_restore
 
-    return run_restore(effective)
+    return run_restore(effective, output)
 
 
 @_command("plan", _output)
