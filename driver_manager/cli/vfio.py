@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from click.core import ParameterSource
 
+from driver_manager import __version__
 from driver_manager.cli.main import show_error
 from driver_manager.errors import ConfigError, DriverManagerError, Exit, Refused
 
@@ -119,7 +120,7 @@ def _with_common(function: Any) -> Any:
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
-@click.version_option(None, "-v", "--version", package_name="driver-manager", prog_name="vfio-manage")
+@click.version_option(__version__, "-v", "--version", prog_name="vfio-manage")
 def cli() -> None:
     """Move NVIDIA's GPUs to vfio, for virtual machines, and back."""
 

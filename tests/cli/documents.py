@@ -13,7 +13,9 @@ from pathlib import Path
 import click
 
 from driver_manager.cli import vfio
+from driver_manager.cli.demo import plain_story
 from driver_manager.cli.help import settings_table
+from driver_manager.config import effective_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -34,7 +36,14 @@ def vfio_table() -> list[str]:
     return lines
 
 
+def demo() -> list[str]:
+    """The whole run that `scripts/demo --plain` shows."""
+    _, lines = plain_story(effective_settings({}, {}), 0)
+    return ["```text", *lines, "```"]
+
+
 PARTS: Mapping[tuple[str, str], Callable[[], list[str]]] = {
+    ("README.md", "demo"): demo,
     ("docs/settings.md", "settings"): lambda: list(settings_table()),
     ("docs/settings.md", "vfio-manage"): vfio_table,
 }
