@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import tomllib
+
 import pytest
 
+from driver_manager import __version__
 from driver_manager.config import OPTIONS
 from tests.cli.documents import PARTS, ROOT, made
 
@@ -23,3 +26,8 @@ def test_the_page_tells_every_setting() -> None:
         assert option.default in row
         assert option.kind.allowed in row
         assert not option.flag or f"`--{option.flag}`" in row
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    """`--version` also works from a checkout that is installed nowhere, so it is a constant; the wheel has the same."""
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == __version__
