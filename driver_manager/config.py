@@ -190,6 +190,38 @@ def _handlers(text: str) -> frozenset[str]:
 
 
 @dataclass(frozen=True, slots=True)
+class Kind:
+    """What the text of a setting may be."""
+
+    sign: str
+    """Stands for the value in a usage line."""
+    allowed: str
+    """For people; error messages say it too."""
+    parse: Callable[[str], Any]
+
+
+def _choice(*words: str) -> Kind:
+    return Kind("|".join(words), ", ".join(words), _one_of(*words))
+
+
+def _pattern(sign: str, allowed: str, pattern: re.Pattern[str]) -> Kind:
+    return Kind(sign, allowed, _matching(pattern, allowed))
+
+
+def _client_key(text: str) -> str:
+    if text in NEVER_PAUSED:
+        raise ValueError("this label brings the driver itself to the node and is never paused; allowed is another label key")
+    return str(KEY.parse(text))
+
+
+BOOL: Final = Kind("true|false", "true, false", parse_bool)
+DURATION: Final = Kind("DURATION", "seconds such as 300, or 300s, 5m, 1h30m; 0 is no limit", parse_duration)
+NAME: Final = _pattern("NAME", "a name of lower-case letters, digits, '-' and '.'", _NAME)
+KEY: Final = _pattern("KEY", "a label key such as example.com/gpu-client", _LABEL_KEY)
+SELECTOR: Final = Kind("SELECTOR", "what kubectl --selector takes", _selector)
+
+
+@dataclass(frozen=True, slots=True)
 class Option:
     """Where one setting comes from and how its text is read."""
 
@@ -197,94 +229,103 @@ class Option:
     flag: str
     """Without dashes; empty where there is only an environment variable."""
     env: str
-    parse: Callable[[str], Any]
+    kind: Kind
     help: str
     """What it does, with unit and reason."""
     empty: Any = None
     """What an empty environment variable means; None: the default."""
+    unset: str = "none"
+    """What it means when the default is empty."""
 
-
-_KEY_RULE: Final = _matching(_LABEL_KEY, "a label key such as example.com/gpu-client")
-_NAME_RULE: Final = _matching(_NAME, "a name of lower-case letters, digits, '-' and '.'")
-
-
-def _client_key(text: str) -> str:
-    if text in NEVER_PAUSED:
-        raise ValueError("this label brings the driver itself to the node and is never paused; allowed is another label key")
-    return _KEY_RULE(text)
+    @property
+    def default(self) -> str:
+        """The default in words."""
+        value = getattr(Settings(), self.field)
+        if isinstance(value, bool):
+            return str(value).lower()
+        if isinstance(value, float):
+            return duration_words(value) + (" (0)" if value == 0 else "")
+        if isinstance(value, Selector):
+            return value.text or self.unset
+        if isinstance(value, tuple | frozenset):
+            return ", ".join(value if isinstance(value, tuple) else sorted(value)) or self.unset
+        return str(value) or self.unset
 
 
 OPTIONS: Final = (
-    Option("node_name", "node-name", "NODE_NAME", _NAME_RULE, "name of this node"),
-    Option("drain_use_force", "drain-use-force", "DRAIN_USE_FORCE", parse_bool,
+    Option("node_name", "node-name", "NODE_NAME", NAME, "name of this node", unset="none: it has to be given, unless NO_CLUSTER is true"),
+    Option("drain_use_force", "drain-use-force", "DRAIN_USE_FORCE", BOOL,
            "also evict pods that no controller would make again", empty=False),
-    Option("drain_pod_selector", "drain-pod-selector-label", "DRAIN_POD_SELECTOR_LABEL", _selector,
-           "label selector of the pods that a drain of the whole node takes; all by default", empty=Selector()),
-    Option("drain_timeout", "drain-timeout-seconds", "DRAIN_TIMEOUT_SECONDS", parse_duration,
-           "limit of all evictions together, from the first one on; 0 is no limit"),
-    Option("drain_delete_emptydir_data", "drain-delete-emptydir-data", "DRAIN_DELETE_EMPTYDIR_DATA", parse_bool,
+    Option("drain_pod_selector", "drain-pod-selector-label", "DRAIN_POD_SELECTOR_LABEL", SELECTOR,
+           "label selector of the pods that a drain of the whole node takes", empty=Selector(), unset="all pods"),
+    Option("drain_timeout", "drain-timeout-seconds", "DRAIN_TIMEOUT_SECONDS", DURATION,
+           "limit of all evictions together, from the first one on; without one a run waits as long as a disruption budget says no"),
+    Option("drain_delete_emptydir_data", "drain-delete-emptydir-data", "DRAIN_DELETE_EMPTYDIR_DATA", BOOL,
            "also evict pods that lose data in an emptyDir volume", empty=False),
-    Option("enable_auto_drain", "enable-auto-drain", "ENABLE_AUTO_DRAIN", parse_bool,
+    Option("enable_auto_drain", "enable-auto-drain", "ENABLE_AUTO_DRAIN", BOOL,
            "drain the whole node when something still holds the driver after the GPU pods are gone", empty=False),
-    Option("enable_gpu_pod_eviction", "enable-gpu-pod-eviction", "ENABLE_GPU_POD_EVICTION", parse_bool,
+    Option("enable_gpu_pod_eviction", "enable-gpu-pod-eviction", "ENABLE_GPU_POD_EVICTION", BOOL,
            "evict pods that use a GPU", empty=False),
-    Option("operator_namespace", "operator-namespace", "OPERATOR_NAMESPACE", _NAME_RULE,
+    Option("operator_namespace", "operator-namespace", "OPERATOR_NAMESPACE", NAME,
            "namespace of the GPU operator and its operands"),
-    Option("custom_label", "node-label-for-gpu-pod-eviction", "NODE_LABEL_FOR_GPU_POD_EVICTION", _client_key,
-           "one more node label to pause: DaemonSets that select it leave the node"),
-    Option("gpu_direct_rdma_enabled", "gpu-direct-rdma-enabled", "GPU_DIRECT_RDMA_ENABLED", parse_bool,
+    Option("custom_label", "node-label-for-gpu-pod-eviction", "NODE_LABEL_FOR_GPU_POD_EVICTION",
+           Kind("KEY", KEY.allowed, _client_key), "one more node label to pause: DaemonSets that select it leave the node"),
+    Option("gpu_direct_rdma_enabled", "gpu-direct-rdma-enabled", "GPU_DIRECT_RDMA_ENABLED", BOOL,
            "wait for the network driver where there is a Mellanox device", empty=False),
-    Option("use_host_mofed", "use-host-mofed", "USE_HOST_MOFED", parse_bool,
+    Option("use_host_mofed", "use-host-mofed", "USE_HOST_MOFED", BOOL,
            "the network driver is the host's own", empty=False),
-    Option("kubeconfig", "kubeconfig", "KUBECONFIG", _text, "kubeconfig file; the pod's own account by default"),
-    Option("no_cluster", "no-cluster", "NO_CLUSTER", parse_bool,
+    Option("kubeconfig", "kubeconfig", "KUBECONFIG", Kind("FILE", "a path, or several with ':' between them", _text), "kubeconfig file",
+           unset="the account of the pod it runs in"),
+    Option("no_cluster", "no-cluster", "NO_CLUSTER", BOOL,
            "there is no cluster: free this machine alone, its record is a file below /run", empty=False),
-    Option("host_driver", "host-driver", "HOST_DRIVER", _one_of("keep", "unload"),
+    Option("host_driver", "host-driver", "HOST_DRIVER", _choice("keep", "unload"),
            "what to do with a driver that was installed on the host itself: keep it (exit code 72) or unload it"),
-    Option("force_reinstall", "force-reinstall", "FORCE_REINSTALL", parse_bool,
+    Option("force_reinstall", "force-reinstall", "FORCE_REINSTALL", BOOL,
            "free the driver even if the wanted one is loaded already", empty=False),
-    Option("driver_config_digest", "", "DRIVER_CONFIG_DIGEST", str.strip,
-           "what the driver container is going to load; equal to the state file means no change"),
-    Option("host_tree", "host-tree", "DRIVER_MANAGER_HOST_TREE", _text,
-           "rehearsal: a directory tree laid out like a host, instead of this machine"),
-    Option("keep_off_taint_key", "keep-off-taint-key", "KEEP_OFF_TAINT_KEY", _KEY_RULE,
+    Option("driver_config_digest", "", "DRIVER_CONFIG_DIGEST", Kind("TEXT", "any text; the operator sets it", str.strip),
+           "what the driver container is going to load; equal to the state file means no change",
+           unset="none: every start with a loaded driver frees the whole node"),
+    Option("host_tree", "host-tree", "DRIVER_MANAGER_HOST_TREE", Kind("DIR", "a path", _text),
+           "rehearsal: a directory tree laid out like a host, instead of this machine", unset="none: this machine"),
+    Option("keep_off_taint_key", "keep-off-taint-key", "KEEP_OFF_TAINT_KEY", KEY,
            "key of the taint that keeps GPU pods off meanwhile, where there is no driver DaemonSet to ask"),
-    Option("gpu_resource_prefixes", "gpu-resource-prefixes", "GPU_RESOURCE_PREFIXES", _prefixes,
-           "beginnings of resource names, separated by commas, whose users use a GPU"),
-    Option("gpu_runtime_handlers", "gpu-runtime-handlers", "GPU_RUNTIME_HANDLERS", _handlers,
-           "handlers of runtime classes, separated by commas, whose pods use a GPU; names of classes where they cannot be listed"),
-    Option("consumer_selector", "consumer-pod-selector", "CONSUMER_POD_SELECTOR", _selector,
-           "label selector of more pods that use the driver; none by default", empty=Selector()),
-    Option("hidden_consumers", "hidden-consumers", "HIDDEN_CONSUMERS", _one_of("evict", "refuse", "ignore"),
-           "what to do with pods that only the kernel shows to hold a GPU: evict, refuse or ignore"),
-    Option("policy_owned_consumers", "policy-owned-consumers", "POLICY_OWNED_CONSUMERS", _one_of("free", "wait", "refuse"),
-           "what to do, where an upgrade controller evicts GPU pods, with users of the driver that it does not know: free, wait or refuse"),
-    Option("force_delete_stuck_pods", "force-delete-stuck-pods", "FORCE_DELETE_STUCK_PODS", parse_bool,
+    Option("gpu_resource_prefixes", "gpu-resource-prefixes", "GPU_RESOURCE_PREFIXES",
+           Kind("LIST", "beginnings of resource names with a domain, separated by commas", _prefixes),
+           "beginnings of the names of resources whose users use a GPU"),
+    Option("gpu_runtime_handlers", "gpu-runtime-handlers", "GPU_RUNTIME_HANDLERS",
+           Kind("LIST", "names of runtime handlers, separated by commas", _handlers),
+           "handlers of runtime classes whose pods use a GPU; names of classes where they cannot be listed"),
+    Option("consumer_selector", "consumer-pod-selector", "CONSUMER_POD_SELECTOR", SELECTOR,
+           "label selector of more pods that use the driver", empty=Selector(), unset="none"),
+    Option("hidden_consumers", "hidden-consumers", "HIDDEN_CONSUMERS", _choice("evict", "refuse", "ignore"),
+           "what to do with pods that only the kernel shows to hold a GPU"),
+    Option("policy_owned_consumers", "policy-owned-consumers", "POLICY_OWNED_CONSUMERS", _choice("free", "wait", "refuse"),
+           "what to do, where an upgrade controller evicts GPU pods, with users of the driver that it does not know"),
+    Option("force_delete_stuck_pods", "force-delete-stuck-pods", "FORCE_DELETE_STUCK_PODS", BOOL,
            "end pods without grace that are terminating for longer than their own grace and hold no finalizer", empty=False),
-    Option("unload_also", "unload-also", "UNLOAD_ALSO", _modules,
-           "modules of others, separated by commas, that may be removed when they hold the driver"),
-    Option("bind_nvswitches", "bind-nvswitches", "BIND_NVSWITCHES", parse_bool, "unbind NVSwitches from vfio too", empty=False),
-    Option("busy_mounts", "busy-mounts", "BUSY_MOUNTS", _one_of("detach", "refuse"),
-           "what to do with a driver root that is still in use: detach or refuse"),
-    Option("host_services", "host-services", "HOST_SERVICES", _host_services,
-           "what to do with systemd units of the host that hold a GPU, as UNIT=stop, UNIT=wait or UNIT=report, separated by commas"),
-    Option("host_processes", "host-processes", "HOST_PROCESSES", _one_of("wait", "refuse", "terminate"),
-           "what to do with other processes of the host that hold a GPU: wait, refuse, or terminate (SIGTERM)"),
-    Option("operand_timeout", "operand-timeout", "OPERAND_TIMEOUT", parse_duration, "limit for operands to leave; 0 is no limit"),
-    Option("holder_timeout", "holder-timeout", "HOLDER_TIMEOUT", parse_duration,
-           "limit for processes to let go of the GPUs; 0 is no limit"),
-    Option("unload_timeout", "unload-timeout", "UNLOAD_TIMEOUT", parse_duration, "how long to retry a busy module; 0 is no limit"),
-    Option("network_driver_timeout", "network-driver-timeout", "NETWORK_DRIVER_TIMEOUT", parse_duration,
-           "limit for the network driver to come up; 0 is no limit"),
-    Option("restore_timeout", "restore-timeout", "RESTORE_TIMEOUT", parse_duration,
-           "how long to try putting the node back while the API does not answer; 0 is no limit"),
-    Option("policy_owner_timeout", "policy-owner-timeout", "POLICY_OWNER_TIMEOUT", parse_duration,
-           "limit for an upgrade controller to free the node of GPU pods; 0 is no limit"),
-    Option("lock_timeout", "lock-timeout", "LOCK_TIMEOUT", parse_duration,
-           "limit for another run on this node to end; 0 is no limit"),
-    Option("log_format", "log-format", "LOG_FORMAT", _one_of("auto", "text", "json"),
-           "text, json, or auto: text on a terminal and json otherwise"),
-    Option("log_level", "log-level", "LOG_LEVEL", _one_of("debug", "info", "warning", "error"), "the least important lines to print"),
+    Option("unload_also", "unload-also", "UNLOAD_ALSO", Kind("LIST", "names of modules, separated by commas", _modules),
+           "modules of others that may be removed when they hold the driver"),
+    Option("bind_nvswitches", "bind-nvswitches", "BIND_NVSWITCHES", BOOL, "unbind NVSwitches from vfio too", empty=False),
+    Option("busy_mounts", "busy-mounts", "BUSY_MOUNTS", _choice("detach", "refuse"),
+           "what to do with a driver root that is still in use"),
+    Option("host_services", "host-services", "HOST_SERVICES",
+           Kind("LIST", "UNIT=stop, UNIT=wait or UNIT=report, separated by commas", _host_services),
+           "what to do with systemd units of the host that hold a GPU", unset="none: known daemons are stopped, display servers refused"),
+    Option("host_processes", "host-processes", "HOST_PROCESSES", _choice("wait", "refuse", "terminate"),
+           "what to do with other processes of the host that hold a GPU; terminate sends SIGTERM"),
+    Option("operand_timeout", "operand-timeout", "OPERAND_TIMEOUT", DURATION, "limit for operands to leave"),
+    Option("holder_timeout", "holder-timeout", "HOLDER_TIMEOUT", DURATION, "limit for processes to let go of the GPUs"),
+    Option("unload_timeout", "unload-timeout", "UNLOAD_TIMEOUT", DURATION, "how long to retry a busy module"),
+    Option("network_driver_timeout", "network-driver-timeout", "NETWORK_DRIVER_TIMEOUT", DURATION,
+           "limit for the network driver to come up"),
+    Option("restore_timeout", "restore-timeout", "RESTORE_TIMEOUT", DURATION,
+           "how long to try putting the node back while the API does not answer"),
+    Option("policy_owner_timeout", "policy-owner-timeout", "POLICY_OWNER_TIMEOUT", DURATION,
+           "limit for an upgrade controller to free the node of GPU pods"),
+    Option("lock_timeout", "lock-timeout", "LOCK_TIMEOUT", DURATION, "limit for another run on this node to end"),
+    Option("log_format", "log-format", "LOG_FORMAT", _choice("auto", "text", "json"),
+           "how log lines look; auto is text on a terminal and json otherwise"),
+    Option("log_level", "log-level", "LOG_LEVEL", _choice("debug", "info", "warning", "error"), "the least important lines to print"),
 )  # fmt: skip
 
 
@@ -348,10 +389,9 @@ def _chosen(option: Option, given: list[Given], environment: Mapping[str, str]) 
 
 
 def _read(option: Option, given: Given) -> Any:
+    """The value of a text; the error names what the person has written: the flag, or the variable."""
     try:
-        return option.parse(given.text)
+        return option.kind.parse(given.text)
     except ValueError as error:
-        name = f"--{option.flag}" if option.flag else option.env
-        raise ConfigError(
-            f"{name} has the bad value {given.text!r} (from {given.origin}): {error}", hint=f"{name}: {option.help}"
-        ) from error
+        name = given.origin.partition(" ")[2]
+        raise ConfigError(f"{given.origin} has the bad value {given.text!r}: {error}", hint=f"{name}: {option.help}") from error

@@ -18,7 +18,7 @@ class Exit(IntEnum):
     UNREACHABLE = 69
     """The API server cannot be reached."""
     BUG = 70
-    """An error in this program, or a part of it that is not built."""
+    """An error in this program, or an answer of the API server that it does not understand."""
     CANNOT_UNLOAD = 71
     """This kernel cannot unload the driver, or only a reboot helps."""
     HOST_DRIVER = 72
@@ -51,12 +51,6 @@ class ConfigError(DriverManagerError):
 
     reason = "bad-setting"
     exit_code = Exit.CONFIG
-
-
-class NotBuilt(DriverManagerError):
-    """The node needs something that this version cannot do yet."""
-
-    reason = "not-built"
 
 
 class Refused(DriverManagerError):

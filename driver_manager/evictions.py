@@ -265,18 +265,21 @@ class Evictor:
         if self.time_left() > 0:
             return
         assert self._began is not None
-        left = self._tracker.among(self._wanted)
+        left = sorted(self._tracker.among(self._wanted), key=lambda pod: pod.uid not in self.blocked)  # there may be room for one alone
+        hint = "look why the pod does not end (kubectl describe pod)"
+        if any(pod.uid in self.blocked for pod in left):
+            hint = "free the budget (more replicas, or a smaller minAvailable)"
         raise DeadlineExceeded(
             "; ".join(self.why(pod) for pod in left) or "the pods to be evicted",
             self._clock.now() - self._began,
-            hint="free the budget (more replicas, or a smaller minAvailable), delete the pod, or raise DRAIN_TIMEOUT_SECONDS",
+            hint=f"{hint}, delete the pod, or raise DRAIN_TIMEOUT_SECONDS",
         )
 
     def why(self, pod: PodView) -> str:
         """The pod with what holds it, for people."""
         error = self.blocked.get(pod.uid)
         if error is None:
-            return f"pod {pod.ref} to end"
+            return f"pod {pod.ref} to {'end' if pod.is_terminating or pod.uid in self.accepted else 'be evicted after that'}"
         return f"pod {pod.ref}, which {f'the budget {error.budget}' if error.budget else 'the API server'} does not let go: {error.message}"
 
     def waiting(self, pods: Sequence[PodView]) -> Waiting:

@@ -60,6 +60,8 @@ async def preflight(connect: Callable[[], Awaitable[Cluster]], host: Host, clock
         checks = host_checks(await host.look(), settings)
     except DriverManagerError as error:
         checks = [Check("host", Level.FAIL, error.message, error.hint, error.exit_code)]
+    if not settings.node_name:
+        checks.append(Check("node", Level.FAIL, "NODE_NAME is not set", "set NODE_NAME to the name of this node", Exit.CONFIG))
     try:
         cluster = await connect()
     except DriverManagerError as error:
@@ -80,7 +82,7 @@ async def _cluster_checks(cluster: Cluster, host: Host, clock: Clock, settings: 
     if settings.no_cluster:
         checks = [Check("api", Level.PASS, "no cluster is asked: this machine alone is freed")]
     if not settings.node_name:
-        return [*checks, Check("node", Level.FAIL, "NODE_NAME is not set", "set NODE_NAME to the name of this node", Exit.CONFIG)]
+        return checks
     try:
         seen, _ = await observer.plan()
     except DriverManagerError as error:

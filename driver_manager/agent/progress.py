@@ -78,7 +78,7 @@ class Progress:
     def _end(self, state: StepState, outcome: str, error: str) -> None:
         state.outcome, state.took = outcome, self.clock.now() - state.began
         extra = {"outcome": outcome, "took": round(state.took, 3)} | ({"error": error} if error else {})
-        logger.log(logging.WARNING if error else logging.INFO, "step ended", extra=extra)
+        logger.info("step ended", extra=extra)  # whoever handles the error tells it as one
         self.waits.clear()
         self.on_change(self)
 

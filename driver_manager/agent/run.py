@@ -26,7 +26,6 @@ from driver_manager.errors import (
     Forbidden,
     Interrupted,
     InvariantBroken,
-    NotBuilt,
     Refused,
     StartOver,
     TakenOver,
@@ -259,14 +258,13 @@ class Agent:
     async def _put_back(self, error: DriverManagerError, limit: float) -> Outcome:
         """Runs what the plan holds for a failure: the node back, with the reason on it for people."""
         executor = self.executor
-        logger.error("the run failed", extra={"error": error.message, "hint": error.hint})
         if executor is None or isinstance(error, TakenOver):
             return Outcome(error.exit_code, error.message, error.hint, is_put_back=executor is None or executor.record is None)
         is_changed = executor.record is not None or find_record(executor.writer.node).record is not None
         if isinstance(error, Interrupted) and not is_changed:
             return Outcome(error.exit_code, error.message, error.hint)
         reason = self.progress.last_reason if isinstance(error, DeadlineExceeded) and self.progress.last_reason else error.reason
-        waiting = Waiting(reason, error.message + (f" ({error.hint})" if error.hint else ""), self._blockers())
+        waiting = Waiting(reason, error.message + (f"; hint: {error.hint}" if error.hint else ""), self._blockers())
         status = status_text(phase="failed", run=self.observer.run, since=self.clock.wall(), waiting=waiting)
         if not is_changed:
             with suppress(ClusterError):
@@ -276,13 +274,13 @@ class Agent:
             hint = "run `driver-manager restore` on the node"  # that was the time it had
             return Outcome(error.exit_code, error.message, hint, is_put_back=False)
         executor.status_on_restore = status
+        self.progress.tell("putting the node back", because=error.message)
         try:
             for step in self._on_failure or (RestoreNode(),):
                 with self.progress.step(step):
                     await (self._restored(executor, limit) if isinstance(step, RestoreNode) else executor.do(step))
         except DriverManagerError as second:
-            logger.error("the node could not be put back; its record stays", extra={"error": second.message, "hint": second.hint})  # noqa: TRY400
-            hint = f"run `driver-manager restore` on the node; {second.message}"
+            hint = f"run `driver-manager restore` on the node: it could not be put back, {second.message}"
             return Outcome(error.exit_code, error.message, hint, is_put_back=False)
         return Outcome(error.exit_code, error.message, error.hint)
 
@@ -332,11 +330,11 @@ _WATCHING: Final = frozenset({"AwaitPolicyOwner", "AwaitOtherDriver", "FreePods"
 """Steps that follow pods."""
 
 
-def _refusal(plan: Plan) -> DriverManagerError:
+def _refusal(plan: Plan) -> Refused:
     """The error of a plan that must not be run."""
     message = plan.because
     if plan.refusals and plan.refusals != (plan.because,):
         message = f"{plan.because}: {'; '.join(plan.refusals)}"
-    error = NotBuilt(message, hint=plan.hint) if plan.ends_with is Exit.BUG else Refused(message, hint=plan.hint)
+    error = Refused(message, hint=plan.hint)
     error.exit_code = plan.ends_with
     return error

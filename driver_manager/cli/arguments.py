@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import click
 
-from driver_manager.config import OPTIONS, Effective, Given, Option, effective_settings, parse_bool
+from driver_manager.config import BOOL, OPTIONS, Effective, Given, effective_settings
 
 _FLAGS: Final = {option.flag: option for option in OPTIONS if option.flag}
 
@@ -25,7 +25,7 @@ def normalised(argv: Sequence[str]) -> list[str]:
         option = _FLAGS.get(name) if word.startswith("-") else None
         if option is None:
             result.append(word)
-        elif option.parse is parse_bool:
+        elif option.kind is BOOL:
             result.append(f"--{name}={value if sign else 'true'}")
         else:
             result.append(f"--{name}{sign}{value}")
@@ -33,23 +33,11 @@ def normalised(argv: Sequence[str]) -> list[str]:
 
 
 def setting_options(function: Any) -> Any:
-    """Adds every setting's flag to a command."""
+    """Adds every setting's flag to a command. What the help says of them is `cli.help`'s affair."""
     for option in reversed(OPTIONS):
         if option.flag:
-            shown = "" if option.parse is parse_bool else "VALUE"
-            decorate = click.option(
-                f"--{option.flag}",
-                option.field,
-                multiple=True,
-                metavar=shown or "[=true|false]",
-                help=f"{_sentence(option)}  [env: {option.env}]",
-            )
-            function = decorate(function)
+            function = click.option(f"--{option.flag}", option.field, multiple=True)(function)
     return function
-
-
-def _sentence(option: Option) -> str:
-    return option.help[0].upper() + option.help[1:] + "."
 
 
 def read_settings(group: Mapping[str, Sequence[str]], command: Mapping[str, Sequence[str]], environment: Mapping[str, str]) -> Effective:

@@ -17,7 +17,7 @@ from driver_manager.agent.progress import Progress
 from driver_manager.agent.run import Agent, Outcome
 from driver_manager.cli.main import ENDING, show_error
 from driver_manager.clock import SystemClock
-from driver_manager.config import OPTIONS, Effective, Settings, duration_words, parse_duration
+from driver_manager.config import DURATION, OPTIONS, Effective, Settings, duration_words
 from driver_manager.core.selectors import Selector
 from driver_manager.errors import ConfigError, Exit
 from driver_manager.host import open_host
@@ -45,11 +45,11 @@ def _settings_in_words(effective: Effective) -> dict[str, str]:
     for option in OPTIONS:
         value = getattr(effective.settings, option.field)
         origin = effective.origins[option.field]
-        if option.parse is parse_duration:
+        if option.kind is DURATION:
             value = duration_words(value)
         elif isinstance(value, Selector):
             value = value.text
-        if origin != "default" or option.parse is parse_duration:
+        if origin != "default" or option.kind is DURATION:
             words[option.env] = f"{value} ({origin})"
     return words
 
@@ -116,8 +116,8 @@ def _run(work: Callable[[asyncio.Event], Awaitable[Result]]) -> Result:
             signal.signal(number, signal.SIG_IGN)
 
 
-def _changing(effective: Effective, what: Callable[[Agent, asyncio.Event], Awaitable[Outcome]]) -> int:
-    """A command that changes the node."""
+def _changing(effective: Effective, what: Callable[[Agent, asyncio.Event], Awaitable[Outcome]]) -> Outcome:
+    """What a command that changes the node came to."""
     settings = _on_node(_begin(effective))
 
     async def work(stop: asyncio.Event) -> Outcome:
@@ -131,7 +131,9 @@ def _changing(effective: Effective, what: Callable[[Agent, asyncio.Event], Await
         finally:
             await cluster.close()
 
-    return report(_run(work))
+    outcome = _run(work)
+    report(outcome)
+    return outcome
 
 
 def _live(settings: Settings) -> AbstractContextManager[Callable[[Progress], None]]:
@@ -153,12 +155,17 @@ def report(outcome: Outcome) -> int:
 
 def run_uninstall(effective: Effective) -> int:
     """Frees the node."""
-    return _changing(effective, lambda agent, stop: agent.uninstall(stop))
+    return int(_changing(effective, lambda agent, stop: agent.uninstall(stop)).code)
 
 
-def run_restore(effective: Effective) -> int:
+def run_restore(effective: Effective, output: str) -> int:
     """Puts the node back."""
-    return _changing(effective, lambda agent, stop: agent.restore(stop))
+    outcome = _changing(effective, lambda agent, stop: agent.restore(stop))
+    if output == "json":
+        from driver_manager.cli import render
+
+        render.outcome(outcome)
+    return int(outcome.code)
 
 
 def run_plan(effective: Effective, output: str) -> int:

@@ -1,9 +1,10 @@
-"""The live view of a run on a terminal: the steps so far, and what the current one waits for."""
+"""Views of a run: live on a terminal, or as plain lines; the steps so far, and what the current one waits for."""
 
 import logging
 import sys
 from collections.abc import Callable
-from typing import Any
+from textwrap import wrap
+from typing import Any, Final
 
 from driver_manager.agent.progress import Progress, StepState
 from driver_manager.core.plan import describe
@@ -60,6 +61,37 @@ class LiveView:
         for wait in self._progress.waits.values():
             table.add_row(_wait_line(wait.waiting.text, now - wait.began))
         return table
+
+
+PLAIN_WIDTH: Final = 120
+
+
+class PlainView:
+    """The same as plain lines, each kept once: every step when it has ended, every wait when it begins."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._ended = 0
+        self._told: set[str] = set()
+        """Reasons of the waits that are told of the step that runs."""
+
+    def draw(self, progress: Progress) -> None:
+        """Takes in what is new."""
+        for state in progress.steps[self._ended :]:
+            what = describe(state.step)
+            if state.outcome:
+                self._ended, self._told = self._ended + 1, set()
+                self._add(f"{SIGNS[state.outcome]} {what}  {state.took:.1f} s")
+            elif progress.waits and not self._told:
+                self._add(f"{SIGNS['']} {what}")
+        for reason, wait in progress.waits.items():
+            if reason not in self._told:
+                self._told.add(reason)
+                self._add(f"… {wait.waiting.with_blockers(1)}", "    ")
+
+    def _add(self, text: str, indent: str = "") -> None:
+        more = f"{indent}  "
+        self.lines += wrap(text, PLAIN_WIDTH, initial_indent=indent, subsequent_indent=more, break_long_words=False, break_on_hyphens=False)
 
 
 def _log_to_standard_error() -> None:

@@ -12,7 +12,9 @@ from typing import Any, Final
 
 import click
 
+from driver_manager import __version__
 from driver_manager.cli.arguments import normalised, read_settings, setting_options
+from driver_manager.cli.help import WIDTH, Group
 from driver_manager.errors import DriverManagerError, Exit
 
 ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -25,8 +27,8 @@ def _die_early(number: int, _: object) -> None:
     raise SystemExit(int(Exit.AGAIN))
 
 
-@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
-@click.version_option(None, "-v", "--version", package_name="driver-manager", prog_name="driver-manager")
+@click.group(cls=Group, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH})
+@click.version_option(__version__, "-v", "--version", prog_name="driver-manager")
 @setting_options
 @click.pass_context
 def cli(context: click.Context, /, **flags: tuple[str, ...]) -> None:
@@ -71,12 +73,12 @@ def uninstall_driver(effective: Any) -> int:
     return run_uninstall(effective)
 
 
-@_command("restore")
-def restore(effective: Any) -> int:
+@_command("restore", _output)
+def restore(effective: Any, output: str) -> int:
     """Put back what an earlier run left on the node, by its record, and only that."""
     from driver_manager.cli.commands import run_restore
 
-    return run_restore(effective)
+    return run_restore(effective, output)
 
 
 @_command("plan", _output)
@@ -107,12 +109,13 @@ def preflight_check(effective: Any, output: str) -> int:
     "demo",
     click.option("--speed", type=click.FloatRange(min=0.1), default=2.0, show_default=True, help="How much faster than life."),
     click.option("--seed", type=int, default=0, show_default=True, help="Of all chance in the simulated world."),
+    click.option("--plain", is_flag=True, help="Plain lines at once, the same each time, instead of a view that takes its time."),
 )
-def demo(effective: Any, speed: float, seed: int) -> int:
-    """Watch a whole run on a simulated cluster and host: no GPU and no cluster needed."""
-    from driver_manager.cli.demo import run_demo
+def demo(effective: Any, speed: float, seed: int, plain: bool) -> int:
+    """Watch a whole run on a simulated cluster and host, in simulated time: no GPU and no cluster needed."""
+    from driver_manager.cli.demo import run_demo, run_plain
 
-    return run_demo(effective, speed, seed)
+    return run_plain(effective, seed) if plain else run_demo(effective, speed, seed)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from driver_manager.agent.preflight import Check, Level
+from driver_manager.agent.run import Outcome
 from driver_manager.core.consumers import Action, Verdict
 from driver_manager.core.labels import is_paused
 from driver_manager.core.plan import Plan, describe
@@ -19,6 +20,8 @@ from driver_manager.names import DEPLOY_PREFIX, KEEP_CORDON, STATUS
 COLOURS = {
     Action.KEEP: "dim", Action.AWAIT: "cyan", Action.EVICT: "yellow", Action.LEAVE: "cyan", Action.PARK: "red", Action.REFUSE: "bold red",
 }  # fmt: skip
+WIDTH_OF_THE_REST = 80
+"""Columns that a table of verdicts needs besides those of the pods' names."""
 LEVELS = {Level.PASS: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
 
 
@@ -32,15 +35,43 @@ def _console() -> Any:
     return Console(width=None if sys.stdout.isatty() else 160, highlight=False)
 
 
-def _verdict_table(title: str, verdicts: tuple[Verdict, ...]) -> Any:
+def _say(console: Any, lead: str, text: str, style: str = "") -> None:
+    """One line; what does not fit goes on below the text, not in the first column. The lead may have colours."""
+    from rich.text import Text
+
+    first = Text.from_markup(lead)
+    for line in Text(text, style).wrap(console, max(20, console.width - first.cell_len)):
+        line.rstrip()
+        console.print(first + line, soft_wrap=True)
+        first = Text(" " * first.cell_len)
+
+
+def _show_verdicts(console: Any, title: str, verdicts: tuple[Verdict, ...]) -> None:
+    """A table where there is room for one; else a paragraph for each pod, as a name that is broken in two cannot be copied."""
     from rich.table import Column, Table
 
-    names = ("Pod", "Verdict", "Reason", "Why", "What would change it")
-    columns = [Column(name, overflow="fold") for name in names]  # a name that is cut off names nothing
-    table = Table(*columns, title=title, title_justify="left")
+    names = ("Verdict", "Reason", "Why", "What would change it")
+    room = max(len(each.pod.ref) for each in verdicts)
+    table = Table(Column("Pod", min_width=room), *names, title=title, title_justify="left")
+    is_wide = console.width >= room + WIDTH_OF_THE_REST
+    if not is_wide:
+        console.print(title)
     for each in sorted(verdicts, key=lambda each: (each.action is Action.KEEP, each.action, each.pod.ref)):
-        table.add_row(each.pod.ref, f"[{COLOURS[each.action]}]{each.action}[/]", each.reason, each.sentence, each.setting)
-    return table
+        action = f"[{COLOURS[each.action]}]{each.action}[/]"
+        if is_wide:
+            table.add_row(each.pod.ref, action, each.reason, each.sentence, each.setting)
+            continue
+        console.print(f"  {action} {each.pod.ref}", soft_wrap=True)
+        change = f" (to change it: {each.setting})" if each.setting else ""
+        _say(console, "      ", f"{each.reason}: {each.sentence}{change}")
+    if is_wide:
+        console.print(table)
+
+
+def _show_hint(console: Any, hint: str, indent: str = "     ") -> None:
+    """What a person can do, on a line of its own."""
+    if hint:
+        _say(console, f"{indent}[dim]hint: [/]", hint, "dim")
 
 
 def plan(seen: Snapshot, plan: Plan, output: str) -> None:
@@ -49,31 +80,31 @@ def plan(seen: Snapshot, plan: Plan, output: str) -> None:
         _print_json({"node": seen.node.name, **plan_document(plan), "holders": _holders(seen)})
         return
     console = _console()
-    console.print(f"[bold]{seen.node.name}[/]: {plan.path}, because {plan.because}")
+    _say(console, f"[bold]{seen.node.name}[/]: ", f"{plan.path}, because {plan.because}")
     for note in plan.notes:
-        console.print(f"  note: {note}")
+        _say(console, "  note: ", note)
     if plan.verdicts:
-        console.print(_verdict_table("Pods on the node", plan.verdicts))
+        _show_verdicts(console, "Pods on the node", plan.verdicts)
     if plan.drain_verdicts:
-        console.print(_verdict_table("If something still holds the driver, the node is drained (ENABLE_AUTO_DRAIN)", plan.drain_verdicts))
+        _show_verdicts(console, "If something still holds the driver, the node is drained (ENABLE_AUTO_DRAIN)", plan.drain_verdicts)
     done = {use.holder.pid: f": {use.sentence} ({use.setting})" for use in plan.host_uses}
     for each in _holders(seen):
-        console.print(_holder_line(each) + done.get(each["pid"], ""))
+        _say(console, "  ", _holder_words(each) + done.get(each["pid"], ""))
     for refusal in plan.refusals:
-        console.print(f"  [bold red]refused[/]: {refusal}")
-    if plan.refusals and plan.hint:
-        console.print(f"  to go on: {plan.hint}")
+        _say(console, "  [bold red]refused[/]: ", refusal)
+    if plan.refusals:
+        _show_hint(console, plan.hint, "  ")
     for number, step in enumerate(plan.steps, 1):
-        console.print(f"  {number:2}. {describe(step)}")
+        _say(console, f"  {number:2}. ", describe(step))
     for step in plan.on_failure:
-        console.print(f"  on failure: {describe(step)}")
+        _say(console, "  on failure: ", describe(step))
     if not plan.steps and not plan.refusals:
         console.print("  nothing to do")
 
 
-def _holder_line(holder: dict[str, Any]) -> str:
+def _holder_words(holder: dict[str, Any]) -> str:
     owner = holder["pod"] or holder["unit"] or "unknown owner: end it by hand"
-    return f"  process {holder['pid']} {holder['command']} holds {', '.join(holder['devices'])} ({owner})"
+    return f"process {holder['pid']} {holder['command']} holds {', '.join(holder['devices'])} ({owner})"
 
 
 def _holders(seen: Snapshot) -> list[dict[str, Any]]:
@@ -97,18 +128,19 @@ def status(seen: Snapshot, plan: Plan | DriverManagerError, output: str) -> None
         _print_json(document)
         return
     console = _console()
-    console.print(f"[bold]{seen.node.name}[/]: {document['sentence']}")
+    _say(console, f"[bold]{seen.node.name}[/]: ", document["sentence"])
     for line in document["details"]:
-        console.print(f"  {line}")
+        _say(console, "  ", line)
     if isinstance(plan, DriverManagerError):
-        console.print(f"  what a run would do now cannot be said: {plan.message}" + (f" ({plan.hint})" if plan.hint else ""))
+        _say(console, "  ", f"what a run would do now cannot be said: {plan.message}")
+        _show_hint(console, plan.hint, "  ")
         return
-    console.print(f"  a run now: {plan.path}, because {plan.because}")
+    _say(console, "  ", f"a run now: {plan.path}, because {plan.because}")
     users = tuple(each for each in plan.verdicts if each.uses or each.action is not Action.KEEP)
     if users:
-        console.print(_verdict_table("Users of the driver", users))
+        _show_verdicts(console, "Users of the driver", users)
     for each in document["holders"]:
-        console.print(_holder_line(each))
+        _say(console, "  ", _holder_words(each))
 
 
 def _next(plan: Plan | DriverManagerError) -> dict[str, Any]:
@@ -177,6 +209,11 @@ def _parsed(text: str | None) -> dict[str, Any]:
     return body if isinstance(body, dict) else {}
 
 
+def outcome(how: Outcome) -> None:
+    """Prints how a run ended, for programs; people read it in the log."""
+    _print_json({"result": how.sentence, "hint": how.hint, "isPutBack": how.is_put_back, "exitCode": int(how.code)})
+
+
 def checks(results: list[Check], output: str) -> None:
     """Prints the results of the preflight checks."""
     if output == "json":
@@ -189,5 +226,5 @@ def checks(results: list[Check], output: str) -> None:
         return
     console = _console()
     for each in results:
-        hint = f"  [dim]{each.hint}[/]" if each.hint else ""
-        console.print(f"[{LEVELS[each.level]}]{each.level:4}[/] {each.name}: {each.sentence}{hint}")
+        _say(console, f"[{LEVELS[each.level]}]{each.level:4}[/] ", f"{each.name}: {each.sentence}")
+        _show_hint(console, each.hint)

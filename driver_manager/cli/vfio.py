@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+from click.core import ParameterSource
 
+from driver_manager import __version__
 from driver_manager.cli.main import show_error
 from driver_manager.errors import ConfigError, DriverManagerError, Exit, Refused
 
@@ -58,7 +60,7 @@ def _flag(context: click.Context, option: click.Parameter, value: str | None) ->
     try:
         return parse_bool(value) if value else False
     except ValueError as error:
-        raise ConfigError(f"--{(option.name or '').replace('_', '-')} has the bad value {value!r}: {error}") from error
+        raise _bad_value(context, option, value, error) from error
 
 
 def _seconds(context: click.Context, option: click.Parameter, value: str) -> float:
@@ -67,29 +69,47 @@ def _seconds(context: click.Context, option: click.Parameter, value: str) -> flo
     try:
         seconds = parse_duration(value)
     except ValueError as error:
-        raise ConfigError(f"--device-timeout has the bad value {value!r}: {error}") from error
+        raise _bad_value(context, option, value, error) from error
     if seconds <= 0:
         raise ConfigError("--device-timeout must be above 0: a write to a device in use may never come back")
     return seconds
 
 
+def _log_format(context: click.Context, option: click.Parameter, value: str) -> str:
+    words = ("auto", "text", "json")
+    if value not in words:
+        raise _bad_value(context, option, value, ValueError(f"allowed are {', '.join(words)}"))
+    return value
+
+
+def _bad_value(context: click.Context, option: click.Parameter, value: str | None, error: ValueError) -> ConfigError:
+    """The error for a value, naming what the person has written: the flag, or the variable."""
+    name = option.name or ""
+    is_variable = context.get_parameter_source(name) is ParameterSource.ENVIRONMENT
+    source = f"environment {option.envvar}" if is_variable else f"flag --{name.replace('_', '-')}"
+    return ConfigError(f"{source} has the bad value {value!r}: {error}")
+
+
+def _option(*names: str, env: str | None = None, help: str, **how: Any) -> Callable[[Any], Any]:
+    return click.option(*names, envvar=env, help=help + (f"  [env: {env}]" if env else ""), **how)
+
+
 def _bool_option(*names: str, env: str | None = None, help: str) -> Callable[[Any], Any]:
-    return click.option(
-        *names, is_flag=False, flag_value="true", default=None, callback=_flag, envvar=env, metavar="[=true|false]", help=help
-    )
+    how = {"is_flag": False, "flag_value": "true", "default": None, "callback": _flag, "metavar": "[=true|false]"}
+    return _option(*names, env=env, help=help, **how)
 
 
 _common: Final = (
     _bool_option("-a", "--all", help="Every GPU of NVIDIA; SR-IOV virtual functions are left alone."),
     click.option("-d", "--device-id", default="", metavar="BDF", help="One device by its PCI address, such as 0000:3b:00.0."),
     _bool_option("--dry-run", help="Say what would be done, and do nothing."),
-    click.option("--host-tree", envvar="DRIVER_MANAGER_HOST_TREE", default="", metavar="DIR",
-                 help="Rehearse on a directory laid out like a host's root."),
+    _option("--host-tree", env="DRIVER_MANAGER_HOST_TREE", default="", metavar="DIR",
+            help="Rehearse on a directory laid out like a host's root."),
     click.option("--device-timeout", default="20s", show_default=True, callback=_seconds, metavar="DURATION",
-                 help="Limit of one write to a device."),
+                 help="Limit of one write to a device; never 0."),
     click.option("--output", type=click.Choice(["table", "json"]), default="table", show_default=True, help="How to print the result."),
-    click.option("--log-format", type=click.Choice(["auto", "text", "json"]), default="auto", envvar="LOG_FORMAT", show_default=True,
-                 help="Text, json, or auto: text on a terminal and json otherwise."),
+    _option("--log-format", env="LOG_FORMAT", default="auto", metavar="auto|text|json", callback=_log_format, show_default=True,
+            help="How log lines look; auto is text on a terminal and json otherwise."),
 )  # fmt: skip
 
 
@@ -100,7 +120,7 @@ def _with_common(function: Any) -> Any:
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
-@click.version_option(None, "-v", "--version", package_name="driver-manager", prog_name="vfio-manage")
+@click.version_option(__version__, "-v", "--version", prog_name="vfio-manage")
 def cli() -> None:
     """Move NVIDIA's GPUs to vfio, for virtual machines, and back."""
 
@@ -108,7 +128,7 @@ def cli() -> None:
 @cli.command()
 @_with_common
 @_bool_option("--bind-nvswitches", env="BIND_NVSWITCHES", help="NVSwitches too.")
-@click.option("--host-root", envvar="HOST_ROOT", default="", metavar="DIR", help="Root of the host, in which modprobe is run.")
+@_option("--host-root", env="HOST_ROOT", default="", metavar="DIR", help="Root of the host, in which modprobe is run.")
 @click.pass_context
 def bind(context: click.Context, /, bind_nvswitches: bool, host_root: str, log_format: str, **given: Any) -> None:
     """Give GPUs to the vfio driver that each of them wants."""

@@ -276,7 +276,7 @@ def describe(step: Step) -> str:
         case LookAgain():
             return "look again"
         case BeginUnload():
-            return "note on the node that the driver is being unloaded"
+            return "write down that the driver is being unloaded"
         case RemoveFiles(paths):
             return f"remove {', '.join(paths)}"
         case UnloadModule(name):

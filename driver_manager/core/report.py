@@ -41,10 +41,14 @@ class Waiting:
     @property
     def text(self) -> str:
         """The sentence with the blockers by name."""
+        return self.with_blockers(MAX_BLOCKERS)
+
+    def with_blockers(self, limit: int) -> str:
+        """The sentence with so many blockers by name, and how many more there are."""
         if not self.blockers:
             return self.sentence
-        shown = "; ".join(f"{each.kind} {each.name} ({each.why})" for each in self.blockers[:MAX_BLOCKERS])
-        more = len(self.blockers) - MAX_BLOCKERS
+        shown = "; ".join(f"{each.kind} {each.name} ({each.why})" for each in self.blockers[:limit])
+        more = len(self.blockers) - limit
         return f"{self.sentence}: {shown}" + (f"; and {more} more" if more > 0 else "")
 
 

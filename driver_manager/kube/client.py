@@ -47,6 +47,8 @@ CONNECTIONS: Final = 8
 """Each costs a TLS handshake on the API server; they are kept open and used again. A watch occupies one."""
 CLAIMS_AT_ONCE: Final = 6
 """Fewer than the pool has connections, so that the wait for one does not eat a request's own time."""
+TELL_SECONDS: Final = 10.0
+"""Seconds at least between two lines about one outage."""
 LIST_TRIES: Final = 3
 """How often a list is begun anew because the server forgot it half-way."""
 
@@ -77,6 +79,33 @@ async def open_connection(kubeconfig: str | None, request_timeout: float, connec
     return connection, views.identity(await connection.token())
 
 
+class _Outage:
+    """Tells an outage once for all the reads that meet it: when it begins, now and then, and when it is over."""
+
+    def __init__(self, clock: Clock, patience: float) -> None:
+        self._clock, self._patience = clock, patience
+        self._began, self._told, self._tries = 0.0, 0.0, 0
+
+    def failed(self, state: RetryCallState) -> None:
+        """Takes note of a read that got no answer and is tried again."""
+        error, now = _failure(state), self._clock.now()
+        self._tries += 1
+        if self._tries == 1:
+            self._began, self._told = now, now
+            told = {"error": error.message if error else "", "gives_up_after_seconds": self._patience}
+            logger.warning("no answer from the API server, trying again", extra=told)
+        elif now - self._told >= TELL_SECONDS:
+            self._told = now
+            logger.warning("still no answer from the API server", extra={"tries": self._tries, "seconds": round(now - self._began)})
+
+    def answered(self) -> None:
+        """Takes note of an answer."""
+        if self._tries:
+            told = {"tries": self._tries, "seconds": round(self._clock.now() - self._began, 1)}
+            logger.warning("an answer from the API server again", extra=told)
+            self._tries = 0
+
+
 class KubeCluster:
     """A Cluster (`ports.Cluster`) behind a real API server."""
 
@@ -85,6 +114,7 @@ class KubeCluster:
         self._retry_seconds = retry_seconds
         self._clock = clock
         self._identity = identity
+        self._outage = _Outage(clock, retry_seconds)
 
     @property
     def identity(self) -> Identity:
@@ -216,10 +246,12 @@ class KubeCluster:
             retry=RETRY_ON,
             wait=_pause,
             stop=is_late,
-            before_sleep=_tell,
+            before_sleep=self._outage.failed,
             reraise=True,
         )
-        return _decode(call, await retrying(self._connection.answer, call), view)
+        answer: bytes = await retrying(self._connection.answer, call)
+        self._outage.answered()
+        return _decode(call, answer, view)
 
 
 def _decode(call: Call, body: bytes, view: Callable[[bytes], View]) -> View:
@@ -238,11 +270,3 @@ def _pause(state: RetryCallState) -> float:
     """Seconds to the next try: growing, and never less than the server asked for."""
     error = _failure(state)
     return max(RETRY_WAIT(state), error.retry_after if error else 0.0)
-
-
-def _tell(state: RetryCallState) -> None:
-    error = _failure(state)
-    logger.warning(
-        "no answer from the API server, trying again",
-        extra={"error": error.message if error else "", "pause_seconds": round(state.upcoming_sleep, 1)},
-    )

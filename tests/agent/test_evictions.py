@@ -159,6 +159,25 @@ def test_a_budget_that_never_allows() -> None:
     play(story, small_world(gpu_pods=5))
 
 
+def test_n07_the_end_names_the_budget_first() -> None:
+    """N07: where there is room for one name only, it is that of the pod whose budget says no, not of those that wait behind it."""
+
+    async def story(stage: Stage) -> None:
+        for name in ("aaa", "zzz"):
+            gpu_pod(stage.world, name)
+        gpu_pod(stage.world, "guarded", PodSpec(gpus=1, labels={"app": "guarded"}))
+        stage.world.add_budget("guard", {"app": "guarded"}, min_available=1)
+        run = await stage.run(drain_timeout=5.0)
+        assert run.code == 75
+        first, *others = run.sentence.partition(" for ")[2].split("; ")
+        assert first.startswith("pod default/guarded, which the budget guard does not let go")
+        assert any(each.startswith("pod default/aaa to be evicted after that") for each in others)
+        assert stage.evicted == []
+        assert stage.status["message"].index("guarded") < stage.status["message"].index("aaa")
+
+    play(story)
+
+
 def test_n59_a_limit_is_the_limit() -> None:
     """N59: a limit smaller than any default is used as given, within a tenth."""
 

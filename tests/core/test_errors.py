@@ -44,3 +44,13 @@ def test_the_readme_tells_every_exit_code() -> None:
         sentence = re.search(rf'^    {code.name} = {int(code)}\n    """(.+?)"""', source, re.MULTILINE | re.DOTALL)
         assert sentence is not None
         assert table[str(int(code))].rstrip(".") == " ".join(sentence[1].split()).rstrip(".")
+
+
+def test_the_page_on_call_has_a_place_for_every_exit_code() -> None:
+    """Whoever has only an exit code finds where to look, and every place that is named there exists."""
+    text = (ROOT / "docs/on-call.md").read_text()
+    rows = dict(re.findall(r"^\| (\d+) \| (.+) \|$", text, re.MULTILINE))
+    assert set(rows) == {str(int(code)) for code in Exit}
+    titles = [line.lstrip("# ").lower() for line in text.splitlines() if line.startswith("#")]
+    headings = {re.sub(r"[^a-z0-9 -]", "", title).replace(" ", "-") for title in titles}
+    assert {anchor for row in rows.values() for anchor in re.findall(r"\(#(.+?)\)", row)} <= headings

@@ -107,7 +107,7 @@ def test_every_bad_flag_and_variable(prompt: Prompt) -> None:
         by_flag = prompt.refused("uninstall_driver", f"--{flag}={text}")
         assert by_flag.said(f"--{flag}", repr(text), "flag"), by_flag.err
         by_variable = prompt.refused("uninstall_driver", env={variable: text})
-        assert by_variable.said(flag, repr(text), f"environment {variable}"), by_variable.err
+        assert by_variable.said(repr(text), f"environment {variable}"), by_variable.err
 
 
 @pytest.mark.parametrize("command", ["plan", "status", "restore", "preflight_check"])

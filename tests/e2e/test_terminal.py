@@ -54,6 +54,7 @@ def test_live_view_of_a_failing_run(busy_node: StockNode) -> None:
     for found in LOG_LINE.finditer(drawn):
         assert drawn[found.start() - 1] in "\n\r", drawn[found.start() - 200 : found.end()]
     assert len(re.findall(r"^error: ", drawn, re.MULTILINE)) == 1
+    assert len(re.findall(r"waited \d+ s for", drawn)) == 1, "a failure is told once"
     assert drawn.rstrip().rpartition("\n")[2].startswith("hint: ")
 
 
@@ -66,12 +67,13 @@ def test_live_view_of_a_good_run(busy_node: StockNode) -> None:
 
 
 def test_tables_on_a_narrow_terminal(busy_node: StockNode) -> None:
-    """Design section 1: what blocks or goes is named in full, also on 80 columns."""
+    """Design section 1: what blocks or goes is named in full and in one piece, also on 80 columns."""
     env = busy_node.environment(LOG_FORMAT=None)
     for command in ("plan", "status", "preflight_check"):
         code, drawn = on_terminal(env, command)
         assert code == 0
         assert "…" not in drawn, drawn
+        assert command == "preflight_check" or all(f"{busy_node.namespace}/{name}\n" in drawn for name in busy_node.uids("train"))
 
 
 def test_the_demo_on_a_terminal() -> None:

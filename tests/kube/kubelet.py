@@ -326,64 +326,64 @@ class Pod:
         spec, at = self.body["spec"], now()
         is_over = phase in ("Succeeded", "Failed")
         if is_over:
-            code = (0 if phase == "Succeeded" else 1) if code is None else code
-            ended = {
-                "exitCode": code,
-                "reason": "Completed" if code == 0 else "Error",
-                "startedAt": self.started_at,
-                "finishedAt": at,
-            }
-            state: Object = {"terminated": ended}
+            state = self.ended((0 if phase == "Succeeded" else 1) if code is None else code, at)
         else:
             state = {"waiting": {"reason": waiting}} if waiting else {"running": {"startedAt": self.started_at}}
-        last = {"terminated": {"exitCode": 1, "reason": "Error", "startedAt": self.started_at, "finishedAt": at}} if self.restarts else {}
-
-        def container(of: Object, state: Object, ready: bool, restarts: int = 0, last: Object | None = None) -> Object:
-            return {
-                "name": of["name"],
-                "image": of.get("image", ""),
-                "imageID": "",
-                "ready": ready,
-                "started": "running" in state,
-                "restartCount": restarts,
-                "state": state,
-                "lastState": last or {},
-            }
-
-        def init_state(number: int) -> Object:
-            if phase != "Pending" or (init_running is not None and number < init_running):
-                return {"terminated": {"exitCode": 0, "reason": "Completed", "startedAt": self.started_at, "finishedAt": at}}
-            return {"running": {"startedAt": at}} if number == init_running else {"waiting": {"reason": "PodInitializing"}}
-
+        last = self.ended(1, at) if self.restarts else {}
         inits = spec.get("initContainers", [])
-        is_true = {
-            "PodReadyToStartContainers": not is_over,
-            "Initialized": phase != "Pending" or not inits,
-            "Ready": ready,
-            "ContainersReady": ready,
-        }
-        why = {} if ready else {"reason": "PodCompleted" if is_over else "ContainersNotReady"}
         status: Object = {
             "phase": phase,
             "hostIP": "127.0.0.1",
             "hostIPs": [{"ip": "127.0.0.1"}],
             "startTime": self.started_at,
             "podIP": f"10.{int(self.uid[:2], 16)}.{int(self.uid[2:4], 16)}.{int(self.uid[4:6], 16)}",
-            "conditions": [
-                {
-                    "type": kind,
-                    "status": str(value),
-                    "lastTransitionTime": at,
-                    "lastProbeTime": None,
-                    **({} if value else why),
-                }
-                for kind, value in is_true.items()
-            ],
-            "containerStatuses": [container(c, state, ready, self.restarts, last) for c in spec["containers"]],
+            "conditions": pod_conditions(is_over=is_over, ready=ready, initialized=phase != "Pending" or not inits, at=at),
+            "containerStatuses": [container_status(each, state, ready, self.restarts, last) for each in spec["containers"]],
         }
         if inits:
-            status["initContainerStatuses"] = [container(c, s := init_state(n), "terminated" in s) for n, c in enumerate(inits)]
+            states = [self.init_state(number, phase, init_running, at) for number in range(len(inits))]
+            status["initContainerStatuses"] = [container_status(c, s, "terminated" in s) for c, s in zip(inits, states, strict=True)]
         await self.kubelet.api.patch(f"{self.path}/status", {"metadata": {"uid": self.uid}, "status": status})
+
+    def ended(self, code: int, at: str) -> Object:
+        """The state of a container that has ended."""
+        reason = "Completed" if code == 0 else "Error"
+        return {"terminated": {"exitCode": code, "reason": reason, "startedAt": self.started_at, "finishedAt": at}}
+
+    def init_state(self, number: int, phase: str, running: int | None, at: str) -> Object:
+        """The state of one init container: those before the one that runs are done, those after it wait."""
+        if phase != "Pending" or (running is not None and number < running):
+            return self.ended(0, at)
+        return {"running": {"startedAt": at}} if number == running else {"waiting": {"reason": "PodInitializing"}}
+
+
+def container_status(of: Object, state: Object, ready: bool, restarts: int = 0, last: Object | None = None) -> Object:
+    """One entry of `containerStatuses`."""
+    return {
+        "name": of["name"],
+        "image": of.get("image", ""),
+        "imageID": "",
+        "ready": ready,
+        "started": "running" in state,
+        "restartCount": restarts,
+        "state": state,
+        "lastState": last or {},
+    }
+
+
+def pod_conditions(*, is_over: bool, ready: bool, initialized: bool, at: str) -> list[Object]:
+    """The conditions of a pod."""
+    is_true = {
+        "PodReadyToStartContainers": not is_over,
+        "Initialized": initialized,
+        "Ready": ready,
+        "ContainersReady": ready,
+    }
+    why = {} if ready else {"reason": "PodCompleted" if is_over else "ContainersNotReady"}
+    return [
+        {"type": kind, "status": str(value), "lastTransitionTime": at, "lastProbeTime": None, **({} if value else why)}
+        for kind, value in is_true.items()
+    ]
 
 
 class Kubelet:

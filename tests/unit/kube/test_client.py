@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import logging
@@ -65,6 +66,26 @@ async def test_reads_end_after_half_a_minute(api: Api, cluster: kube.KubeCluster
         await cluster.node("n1")
     assert 20 < sum(clock.slept) <= 30
     assert max(clock.slept) == 5
+
+
+async def test_an_outage_is_told_now_and_then(
+    api: Api, cluster: kube.KubeCluster, clock: QuickClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Reads that meet one outage together tell of it once, how long it is tried, every ten seconds, and when it is over."""
+    api.will(refuses(503, "away"))
+    results = await asyncio.gather(cluster.node("n1"), cluster.permissions("default"), return_exceptions=True)
+    assert all(isinstance(each, Unreachable) for each in results)
+    begins, *later = caplog.records
+    assert begins.getMessage() == "no answer from the API server, trying again"
+    assert vars(begins)["gives_up_after_seconds"] == 30
+    assert "away" in vars(begins)["error"]
+    assert 2 <= len(later) <= sum(clock.slept) / 10
+    assert vars(later[-1])["tries"] > 8
+    api.will(answers(node()))
+    await cluster.node("n1")
+    assert caplog.records[-1].getMessage() == "an answer from the API server again"
+    await cluster.node("n1")
+    assert len(caplog.records) == len(later) + 2
 
 
 async def test_retry_after_is_honoured(api: Api, cluster: kube.KubeCluster, clock: QuickClock) -> None:
