@@ -65,13 +65,16 @@ class Controller:
         """Node -> why it is where it is, as last decided."""
         self.waiting: dict[str, str] = {}
         """Policy group -> why no more of its nodes are begun now."""
-        self._dirty: set[str] = set()
+        self._dirty: dict[str, None] = {}
+        """Nodes to decide about, in order: the same events give the same run."""
         self._timers: list[tuple[float, str]] = []
         self._wake = asyncio.Event()
         self._writing: set[str] = set()
         self._starting: set[str] = set()
         """Nodes whose turn it is, and whose pods are looked at before it is granted."""
         self._granted: set[str] = set()
+        self._inherited: set[str] = set()
+        """Nodes that a predecessor was granted and that do not show it: a late write of it may still come."""
         self._refused: dict[str, Refusal] = {}
         self._workers: dict[str, tuple[Worker, asyncio.Task[None]]] = {}
         self._deleted: dict[str, float] = {}
@@ -121,7 +124,7 @@ class Controller:
 
     def _mark(self, names: Iterable[str]) -> None:
         """These nodes are to be decided about."""
-        self._dirty.update(names)
+        self._dirty.update(dict.fromkeys(sorted(names)))
         self._wake.set()
 
     def _policies_changed(self) -> None:
@@ -138,7 +141,7 @@ class Controller:
             self._take_policies()
             self._due_timers()
             while self._dirty:
-                self._consider_safely(self._dirty.pop())
+                self._consider_safely(next(iter(self._dirty)))
             self._start_nodes()
             self._telling.passed()
             if not self._dirty:
@@ -157,7 +160,7 @@ class Controller:
     def _due_timers(self) -> None:
         now = self._clock.epoch()
         while self._timers and self._timers[0][0] <= now:
-            self._dirty.add(heapq.heappop(self._timers)[1])
+            self._dirty[heapq.heappop(self._timers)[1]] = None
 
     def _remind(self, name: str, at: float) -> None:
         if at:
@@ -177,12 +180,13 @@ class Controller:
             self._telling.policies(groups)
             for source in sources:
                 self._spawn(self._telling.condition(source, groups.problems.get(f"{source.kind}/{source.name}", "")))
-            self._dirty.update(self.cache.nodes)
+            self._dirty.update(dict.fromkeys(self.cache.nodes))
 
     # Deciding -------------------------------------------------------------------------------------------------------
 
     def _consider_safely(self, name: str) -> None:
         """One node's trouble stays its own (R9)."""
+        del self._dirty[name]
         try:
             self._consider(name)
         except Exception:
@@ -215,9 +219,7 @@ class Controller:
         self.tally.put(name, None)
         for names in (self.stays, self._refused):
             names.pop(name, None)
-        for some in (self._starting, self._granted):
-            some.discard(name)
-        self._say_grants()
+        self._let_go(name)
 
     def situation(self, node: NodeView) -> Situation:
         """All that a decision about a node needs."""
@@ -371,27 +373,28 @@ class Controller:
     def _let_go(self, name: str) -> None:
         """A grant has been used, or is not going to be."""
         self._starting.discard(name)
-        if name in self._granted:
+        if name in self._granted or name in self._inherited:
             self._granted.discard(name)
+            self._inherited.discard(name)
             self._say_grants()
 
     # Starting -------------------------------------------------------------------------------------------------------
 
     def _say_grants(self) -> None:
-        self._election.say(GRANTS, written_grants(self._granted))
+        self._election.say(GRANTS, written_grants(self._granted | self._inherited))
 
     def _take_over_grants(self) -> None:
         """What a predecessor granted may be written at any moment: each such node is begun, or written to, so that an old write fails."""
-        names = [name for name in read_grants(self._election.lease) if name in self.cache.nodes]
+        names = [name for name in sorted(read_grants(self._election.lease)) if name in self.cache.nodes]
         for name in names:
             if state_of(self.cache.nodes[name].labels.get(UPGRADE_STATE)) is State.REQUIRED:
                 self._starting.add(name)
-        self._dirty.update(self.cache.nodes)
+        self._dirty.update(dict.fromkeys(self.cache.nodes))
         inherited = [name for name in names if name in self._starting]
-        self._granted.update(inherited)
+        self._inherited.update(inherited)
         self._say_grants()
         if inherited:
-            self._spawn(self._begin(inherited, inherited=True))
+            self._spawn(self._begin(inherited))
 
     def _start_nodes(self) -> None:
         """Finds out whose turn it is."""
@@ -434,13 +437,13 @@ class Controller:
                 why = turn.sentence
         return why
 
-    async def _begin(self, names: list[str], *, inherited: bool = False) -> None:
+    async def _begin(self, names: list[str]) -> None:
         """Looks at the pods of nodes whose turn it is, and grants those that nothing stands in the way of, in one write."""
         refusals = await asyncio.gather(*(self._look(name) for name in names))
         fine = [name for name, refusal in zip(names, refusals, strict=True) if refusal is None]
         for name, refusal in zip(names, refusals, strict=True):
             if refusal is not None:
-                self._refuse(name, refusal, inherited=inherited)
+                self._refuse(name, refusal)
         try:
             if fine:
                 self._granted.update(fine)
@@ -450,7 +453,7 @@ class Controller:
             logger.warning("starts could not be granted, trying again", extra={"nodes": fine, "error": error.message})
             # The write may have been taken, so what it says stays said until the nodes show something else.
             await self._clock.sleep(AFTER_ERROR)
-            self._spawn(self._begin(fine, inherited=inherited))
+            self._spawn(self._begin(fine))
             return
         self._mark(names)
 
@@ -471,32 +474,40 @@ class Controller:
             return None  # the drain has other rules, and comes after
         return "; ".join(todo.refusals) or None
 
-    def _refuse(self, name: str, sentence: str, *, inherited: bool) -> None:
+    def _refuse(self, name: str, sentence: str) -> None:
         """Nothing is done to the node; it is looked at again later."""
         before = self._refused.get(name)
         pause = min(2 * before.pause, LONGEST_LOOK_AGAIN) if before is not None else FIRST_LOOK_AGAIN
         again_at = self._clock.epoch() + pause
         self._refused[name] = Refusal(sentence, again_at, pause)
-        self._starting.discard(name)
         self._remind(name, again_at)
-        if inherited and name in self.cache.nodes:
+        if name in self._inherited and name in self.cache.nodes:
             self._spawn(self._void(self.cache.nodes[name]))
         else:
+            self._let_go(name)
             self._mark((name,))
 
     async def _void(self, node: NodeView) -> None:
         """Writes to a node that a predecessor was granted and that is not begun: a late write of that one fails by its version."""
+        name = node.name
         progress = _progress_of(node)[0] or Progress(node=node.uid)
         said = msgspec.structs.replace(progress, since=self._clock.epoch(), reason=Because.BLOCKED_BY_POD.value)
+        patch = NodePatch(name=name, resource_version=node.resource_version, annotations={ROLLOUT: encode(said)})
         try:
-            self.cache.put_node(await self._fleet.patch_node(NodePatch(name=node.name, annotations={ROLLOUT: encode(said)})))
-            self._let_go(node.name)
-        except NotFound:
-            self._let_go(node.name)
+            self.cache.put_node(await self._fleet.patch_node(patch))
+        except (Conflict, NotFound):  # the late write has come, or somebody else's: what is there now decides
+            await self._read_again(name)
         except ClusterError:
             await self._clock.sleep(AFTER_ERROR)
-            self._spawn(self._void(self.cache.nodes.get(node.name, node)))
-        self._mark((node.name,))
+            await self._read_again(name)
+        else:
+            self._let_go(name)
+        still = self.cache.nodes.get(name)
+        if still is None or state_of(still.labels.get(UPGRADE_STATE)) is not State.REQUIRED:
+            self._let_go(name)
+        elif name in self._inherited:
+            self._spawn(self._void(still))
+        self._mark((name,))
 
 
 def _progress_of(node: NodeView) -> tuple[Progress | None, str]:
