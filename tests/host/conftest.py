@@ -22,6 +22,9 @@ class RealClock:
     def wall(self) -> str:
         return "2026-01-31T09:00:00Z"
 
+    def epoch(self) -> float:
+        return 1_769_850_000.0
+
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 

@@ -70,6 +70,9 @@ class QuickClock:
     def wall(self) -> str:
         return "2026-01-31T09:00:00Z"
 
+    def epoch(self) -> float:
+        return 1_769_850_000.0
+
     async def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
         await asyncio.sleep(0.001)
