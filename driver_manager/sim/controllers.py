@@ -25,7 +25,6 @@ from driver_manager.sim.objects import (
 from driver_manager.sim.server import Server
 from driver_manager.sim.store import Store
 
-HOSTNAME: Final = "kubernetes.io/hostname"
 DISRUPTED_FOR: Final = 120.0
 """How long a budget remembers a pod that was let go and does not go."""
 
@@ -36,6 +35,8 @@ class Controllers:
     def __init__(self, store: Store, server: Server) -> None:
         self.store = store
         self.server = server
+        self._touched: dict[str, bool] = {}
+        """Nodes that the scheduler has to look at."""
         self.daemon_sets = DaemonSets(store, server, self._make_daemon)
         store.node_listeners.append(self.node_changed)
         store.pod_listeners.append(self.pod_changed)
@@ -47,20 +48,23 @@ class Controllers:
         timers, latencies = self.store.timers, self.store.latencies
         timers.wake("lifecycle", node.name, latencies.lifecycle, lambda: self.mark_cordon(node))
         self.daemon_sets.node_changed(node)
-        timers.wake("scheduler", "", latencies.scheduler, self.schedule)
+        self._wake_scheduler(node.name)
         if any(taint.effect == "NoExecute" for taint in node.taints):
             timers.wake("taints", node.name, latencies.lifecycle, lambda: self.throw_out(node))
 
     def pod_changed(self, pod: Pod) -> None:
         """A pod was written or removed."""
-        timers, latencies = self.store.timers, self.store.latencies
         self.daemon_sets.pod_changed(pod)
         owner = self.store.owner_of(pod)
         if isinstance(owner, Deployment):
             self.wake_deployment(owner)
         for budget in self.store.budgets.values():
             self._count(budget, pod)
-        timers.wake("scheduler", "", latencies.scheduler, self.schedule)
+        self._wake_scheduler(pod.node_name or pod.only_node)
+
+    def _wake_scheduler(self, node_name: str) -> None:
+        self._touched[node_name] = True
+        self.store.timers.wake("scheduler", "", self.store.latencies.scheduler, self.schedule)
 
     def _count(self, budget: Budget, pod: Pod) -> None:
         """Keeps the members of a budget; a pod that it covers wakes its controller."""
@@ -96,7 +100,7 @@ class Controllers:
         template = daemon_set.template
         assert template is not None
         spec = daemon_set.spec if daemon_set.observed == daemon_set.generation else template.spec
-        pod = self.make_pod(daemon_set.namespace, f"{daemon_set.name}-{self.store.suffix()}", spec, daemon_set.owner)
+        pod = self.make_pod(daemon_set.namespace, self.store.pod_name(daemon_set.namespace, daemon_set.name), spec, daemon_set.owner)
         pod.labels.update({REVISION_HASH: template.hash, GENERATION: str(daemon_set.observed)})
         pod.tolerations = spec.tolerations + DAEMON_TOLERATIONS
         pod.target = node_name
@@ -115,7 +119,7 @@ class Controllers:
             return
         for _ in range(deployment.replicas - len(active)):
             owner = deployment.owner
-            pod = self.make_pod(deployment.namespace, f"{owner.name}-{self.store.suffix()}", deployment.spec, owner)
+            pod = self.make_pod(deployment.namespace, self.store.pod_name(deployment.namespace, owner.name), deployment.spec, owner)
             self.store.write("replicaset-controller", "create", pod.ref)
             self.store.pod_written(pod)
 
@@ -136,8 +140,9 @@ class Controllers:
     # The scheduler ------------------------------------------------------------------------------------------------
 
     def schedule(self) -> None:
-        """Binds what can be bound."""
-        for pod in list(self.store.unbound.values()):
+        """Binds what can be bound, on the nodes that something has happened on."""
+        touched, self._touched = self._touched, {}
+        for pod in self.store.unbound_for(name for name in touched if name):
             if pod.marked_at is not None:
                 continue
             node = self.choose_node(pod)
@@ -147,9 +152,10 @@ class Controllers:
 
     def choose_node(self, pod: Pod) -> Node | None:
         """The fitting node with the most free GPUs; of equal ones the first made."""
-        only = pod.target or pod.spec.node_selector.get(HOSTNAME)
-        nodes = list(self.store.nodes.values()) if only is None else [self.store.nodes[only]] if only in self.store.nodes else []
-        fitting = [node for node in nodes if self.fits(pod, node)]
+        if pod.only_node:
+            node = self.store.nodes.get(pod.only_node)
+            return node if node is not None and self.fits(pod, node) else None
+        fitting = [node for node in self.store.nodes.values() if self.fits(pod, node)]
         return max(fitting, key=self.store.free_gpus, default=None)
 
     def fits(self, pod: Pod, node: Node) -> bool:

@@ -6,6 +6,7 @@ world.new_driver("two")
 await life.run(program(life.fleet, life.clock))
 """
 
+import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -15,11 +16,10 @@ from driver_manager import names
 from driver_manager.core.fleet import Kind, PolicySource
 from driver_manager.core.snapshot import ChangeKind, Owner
 from driver_manager.sim.access import CONTROLLER_NAMESPACE_ROLE, CONTROLLER_ROLE
-from driver_manager.sim.controllers import HOSTNAME
 from driver_manager.sim.feeds import POLICY_KINDS
 from driver_manager.sim.fleet import SimFleet
 from driver_manager.sim.gpunodes import Conduct, GpuNodes
-from driver_manager.sim.objects import Account, Cascade, DaemonSet, Node, Phase, Pod, PodSpec
+from driver_manager.sim.objects import HOSTNAME, Account, Cascade, DaemonSet, Node, Phase, Pod, PodSpec
 from driver_manager.sim.store import Deed, Latencies, Object
 from driver_manager.sim.world import AgentLife, World
 
@@ -246,8 +246,18 @@ class FleetWorld(World):
     # Looking ------------------------------------------------------------------------------------------------------
 
     def on_change(self, what: Callable[[Object, ChangeKind], None]) -> None:
-        """Has something done at every change of the world, for example a budget checked; an error in it ends the run."""
-        self.store.watchers.append(what)
+        """Has something done at every change of the world, for example a budget checked.
+
+        The world goes on after an error in it; `run_virtual` raises the first one at the end.
+        """
+
+        def hear(one: Object, change: ChangeKind) -> None:
+            try:
+                what(one, change)
+            except Exception as error:  # of whatever kind: it is the test's
+                asyncio.get_running_loop().call_soon(_raise, error)
+
+        self.store.watchers.append(hear)
 
     @property
     def unavailable(self) -> set[str]:
@@ -274,6 +284,10 @@ class FleetWorld(World):
 
     def _has_driver(self, node_name: str) -> bool:
         return any(pod.is_ready and self.gpu_nodes.is_driver(pod) for pod in self.store.pods_bound_to(node_name))
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 def _put(names_of: set[str], name: str, is_in: bool) -> None:

@@ -76,6 +76,9 @@ class GpuNodes:
         self._kubelets = kubelets
         self._scope = scope
         self._begun: dict[str, bool] = {}
+        """Uids of pods that were seen while they had yet to start."""
+        self._going: dict[str, bool] = {}
+        """Uids of driver pods whose deletion has begun: no validator starts for them."""
         self._ready: dict[str, str] = {}
         """Node -> uid of its Ready driver pod."""
         self._gone_at: dict[str, float] = {}
@@ -124,8 +127,9 @@ class GpuNodes:
         if pod.marked_at is None and pod.phase is Phase.PENDING and pod.uid not in self._begun:
             self._begun[pod.uid] = True
             self._begin(pod)
-        if pod.marked_at is not None and self.validator_goes and self._begun.pop(pod.uid, False):
-            for validator in self._validators(node_name):
+        if pod.marked_at is not None and pod.uid not in self._going:
+            self._going[pod.uid] = True
+            for validator in self._validators(node_name) if self.validator_goes else ():
                 self._server.delete_pod(validator, who="operator")
         ready = [one.uid for one in self._store.pods_bound_to(node_name) if one.is_ready and self.is_driver(one)]
         before, now = self._ready.get(node_name, ""), ready[0] if ready else ""
@@ -183,12 +187,12 @@ class GpuNodes:
 
     def _validate(self, pod: Pod) -> None:
         """Starts a validator's pod once its node's driver has been Ready for long enough."""
-        driver, seconds = self._ready.get(pod.node_name or ""), self.of(pod.node_name).validator_seconds
-        if driver is None or seconds == math.inf or pod.phase is not Phase.PENDING:
+        driver, seconds = self._ready.get(pod.node_name or "", ""), self.of(pod.node_name).validator_seconds
+        if not driver or driver in self._going or seconds == math.inf or pod.phase is not Phase.PENDING:
             return
 
         def start() -> None:
-            if self._ready.get(pod.node_name or "") == driver and pod.phase is Phase.PENDING:
+            if self._ready.get(pod.node_name or "") == driver and driver not in self._going and pod.phase is Phase.PENDING:
                 self._kubelets.start(pod)
 
         self._kubelets.do(pod, seconds, start)

@@ -52,6 +52,8 @@ class Kubelets:
         if not is_down:
             for what in self._held.pop(node.name, []):
                 what()
+            for listen in self.store.node_listeners:
+                listen(node)  # as its next report does
 
     def _prepare(self, pod: Pod) -> None:
         """Starts the containers once the plugin has served the pod's claims."""

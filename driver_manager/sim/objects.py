@@ -25,6 +25,7 @@ ALL_OF_GRACE: Final = math.inf
 NEVER: Final = None
 """A stop time: the pod hangs in Terminating."""
 GPU: Final = "nvidia.com/gpu"
+HOSTNAME: Final = "kubernetes.io/hostname"
 GENERATION: Final = "pod-template-generation"
 """Label that the DaemonSet controller puts on its pods, beside the hash."""
 REPLICA_SET: Final = "-5d4f8c7b9"
@@ -184,6 +185,11 @@ class Pod:
     def ref(self) -> str:
         """`namespace/name`."""
         return f"{self.namespace}/{self.name}"
+
+    @property
+    def only_node(self) -> str:
+        """The one node that it can be bound to; empty: not just one."""
+        return self.target or self.spec.node_selector.get(HOSTNAME, "")
 
     @property
     def is_over(self) -> bool:

@@ -5,7 +5,7 @@ It decides nothing: `server` answers requests, `controllers` and `kubelet` react
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -201,8 +201,8 @@ class Store:
         """Those who hear of every change, after the controllers."""
         self.diary: list[Entry] = []
         self.deeds: list[Deed] = []
-        self.unbound: dict[str, Pod] = {}
-        """Pods that the scheduler has to find a node for, by uid."""
+        self._unbound: dict[str, dict[str, Pod]] = {}
+        """Pods that the scheduler has to find a node for, by the only node that they fit (empty: any) and uid."""
         self._births: dict[str, int] = {}
         self._places: dict[str, tuple[str, str]] = {}
         self._by_owner: dict[str, dict[str, Pod]] = {}
@@ -224,6 +224,12 @@ class Store:
     def suffix(self) -> str:
         """The end of a generated name."""
         return "".join(self.rng.choices(NAME_LETTERS, k=5))
+
+    def pod_name(self, namespace: str, start: str) -> str:
+        """A generated name that no pod has."""
+        while (name := f"{start}-{self.suffix()}") and f"{namespace}/{name}" in self.pods:
+            pass
+        return name
 
     def did(self, who: str, what: str, target: str, *, node_name: str = "", uid: str = "", detail: object = None) -> None:
         """Notes a request that changed something."""
@@ -290,9 +296,9 @@ class Store:
     def _place(self, pod: Pod) -> None:
         place = (pod.owner.uid if pod.owner else "", pod.node_name or pod.target or "")
         if pod.node_name is None:
-            self.unbound[pod.uid] = pod
+            self._unbound.setdefault(pod.only_node, {})[pod.uid] = pod
         else:
-            self.unbound.pop(pod.uid, None)
+            self._unbound.get(pod.only_node, {}).pop(pod.uid, None)
         if self._places.get(pod.uid) == place:
             return
         self._displace(pod, is_gone=False)
@@ -303,13 +309,18 @@ class Store:
 
     def _displace(self, pod: Pod, *, is_gone: bool = True) -> None:
         if is_gone:
-            self.unbound.pop(pod.uid, None)
+            self._unbound.get(pod.only_node, {}).pop(pod.uid, None)
         owner, node = self._places.pop(pod.uid, ("", ""))
         self._by_owner.get(owner, {}).pop(pod.uid, None)
         self._by_node.get(node, {}).pop(pod.uid, None)
 
     def _in_order(self, pods: list[Pod]) -> list[Pod]:
         return sorted(pods, key=lambda pod: self._births[pod.uid]) if len(pods) > 1 else pods
+
+    def unbound_for(self, node_names: Iterable[str]) -> list[Pod]:
+        """The pods that wait for one of these nodes, or for any, in the order of their making."""
+        found = [pod for name in ("", *node_names) for pod in self._unbound.get(name, {}).values()]
+        return self._in_order(found)
 
     def pods_of(self, uid: str) -> list[Pod]:
         """The pods of one owner; of none with an empty uid."""

@@ -166,7 +166,7 @@ class World:
         made = Deployment(namespace=namespace, name=name, uid=self.store.uid(), spec=wanted, replicas=replicas)
         self.store.deployments[f"{namespace}/{name}"] = made
         for _ in range(replicas):
-            pod = self.controllers.make_pod(namespace, f"{made.owner.name}-{self.store.suffix()}", wanted, made.owner)
+            pod = self.controllers.make_pod(namespace, self.store.pod_name(namespace, made.owner.name), wanted, made.owner)
             self._run_now(pod, node)
         return made
 
