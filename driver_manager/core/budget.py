@@ -5,9 +5,11 @@ maxUnavailable counts nodes that are cordoned or NotReady, ours and others' alik
 A node that others have cordoned already adds nothing to it. What was granted counts from the grant on, not from the cordon.
 """
 
+import math
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from heapq import nsmallest
 from typing import Final
 
 from driver_manager.core.rollout_record import Progress
@@ -15,6 +17,7 @@ from driver_manager.core.rollout_states import WORKING, Because, State
 from driver_manager.core.situation import Turn
 from driver_manager.core.snapshot import NodeView
 from driver_manager.core.upgrade_policy import UpgradePolicy
+from driver_manager.names import REQUESTOR_MODE
 
 MAX_NAMED: Final = 5
 
@@ -31,11 +34,13 @@ class Count:
     """Whether it is unavailable because of us, or about to be."""
     is_foreign: bool = False
     """Whether it is unavailable without us."""
+    is_ready: bool = True
     gang: str = ""
     """Value of the grouping label: no two nodes of one gang are in work at once."""
     rank: tuple[float, str] = (0.0, "")
     """Its place in the queue."""
     target: str = ""
+    """The template that it waits for, failed with, or came to."""
     failed_at: float = 0.0
     done_at: float = 0.0
 
@@ -46,6 +51,7 @@ def count(
     progress: Progress | None,
     group: str,
     *,
+    wanted: str = "",
     is_granted: bool = False,
     gang_label: str = "",
     order_label: str = "",
@@ -57,34 +63,40 @@ def count(
         state: of its label; None for a value that is no state.
         progress: its record.
         group: its policy group.
+        wanted: hash of the newest template of its driver DaemonSet: what it waits for, whatever was newest when it began to wait.
         is_granted: whether it was granted a start that does not show on it yet.
         gang_label: key of the grouping label; empty for none.
         order_label: key of a label or annotation with a number; smaller ones come first, nodes without one last.
     """
     is_working = state in WORKING or is_granted
     has_own_cordon = bool(progress and progress.is_cordoned and node.unschedulable)
-    is_closed_by_others = node.unschedulable and not has_own_cordon
-    is_ours = has_own_cordon or (is_working and not is_closed_by_others)
+    is_closed_by_others = node.unschedulable and not has_own_cordon and REQUESTOR_MODE not in node.annotations
     failure = progress.last_failure if progress and state is State.FAILED else None
+    is_driverless = failure is not None and failure.is_driver_gone
+    is_ours = has_own_cordon or ((is_working or is_driverless) and not is_closed_by_others)
     return Count(
         group=group,
         state=state,
         is_working=is_working,
         is_ours=is_ours,
         is_foreign=not is_ours and (node.unschedulable or not node.is_ready),
+        is_ready=node.is_ready,
         gang=node.labels.get(gang_label, "") if gang_label else "",
         rank=(_order(node, order_label), node.name),
-        target=progress.target if progress else "",
+        target=wanted if wanted and state is State.REQUIRED else progress.target if progress else "",
         failed_at=failure.at if failure else 0.0,
-        done_at=progress.done if progress else 0.0,
+        done_at=progress.done if progress and state is State.DONE else 0.0,
     )
 
 
 def _order(node: NodeView, key: str) -> float:
+    if not key:
+        return 0.0
     try:
-        return float(node.labels.get(key) or node.annotations.get(key) or "inf") if key else 0.0
+        place = float(node.labels.get(key) or node.annotations.get(key) or "inf")
     except ValueError:
-        return float("inf")
+        return math.inf
+    return place if math.isfinite(place) else math.inf
 
 
 @dataclass(slots=True)
@@ -99,8 +111,8 @@ class Sums:
     states: dict[State | None, int] = field(default_factory=dict)
     pending: list[tuple[float, str]] = field(default_factory=list)
     """Ranks of those that wait for their turn, in order."""
-    last_done: dict[str, float] = field(default_factory=dict)
-    """Target -> when the last node came to it."""
+    done: dict[str, list[tuple[float, str]]] = field(default_factory=dict)
+    """Target -> when which nodes came to it, in order."""
 
 
 class Tally:
@@ -150,8 +162,8 @@ class Tally:
             insort(sums.pending, new.rank)
         if new.state is State.FAILED:
             sums.failed[name] = new
-        if new.done_at and new.target:
-            sums.last_done[new.target] = max(new.done_at, sums.last_done.get(new.target, 0.0))
+        if new.done_at:
+            insort(sums.done.setdefault(new.target, []), (new.done_at, name))
         if new.gang and (new.is_working or new.is_ours):
             self._gangs.setdefault(new.gang, set()).add(name)
 
@@ -166,6 +178,11 @@ class Tally:
         if old.state is State.REQUIRED and not old.is_working:
             del sums.pending[bisect_left(sums.pending, old.rank)]
         sums.failed.pop(name, None)
+        if old.done_at:
+            came = sums.done[old.target]
+            del came[bisect_left(came, (old.done_at, name))]
+            if not came:
+                del sums.done[old.target]
         if old.gang in self._gangs:
             self._gangs[old.gang].discard(name)
             if not self._gangs[old.gang]:
@@ -177,11 +194,11 @@ class Tally:
         """Names of the group's nodes that wait for their turn, in order."""
         return (name for _, name in list(self._groups[group].pending)) if group in self._groups else iter(())
 
-    def failures_in_a_row(self, group: str, target: str) -> int:
-        """How many nodes failed for a target since one came to it."""
+    def failures_in_a_row(self, group: str, target: str) -> list[str]:
+        """Which nodes failed for a target since one came to it."""
         sums = self._groups.get(group, Sums())
-        since = sums.last_done.get(target, 0.0)
-        return sum(each.target == target and each.failed_at > since for each in sums.failed.values())
+        since = sums.done[target][-1][0] if target in sums.done else 0.0
+        return [name for name, each in sums.failed.items() if each.target == target and each.failed_at > since]
 
     def turn(self, name: str, policy: UpgradePolicy, cap: int | str | None = None, most_failures: int = 0) -> Turn:
         """Whether a node may start now.
@@ -194,38 +211,42 @@ class Tally:
         """
         mine = self._counts[name]
         sums = self._groups[mine.group]
-        if most_failures and self.failures_in_a_row(mine.group, mine.target) >= most_failures:
-            sentence = f"{most_failures} nodes in a row have failed with this driver ({_named(sums.failed)}): no other is begun with it"
+        if not mine.is_ready:
+            return Turn(because=Because.NODE_NOT_READY, sentence="the node is not Ready: it is begun when it is")
+        if most_failures and len(failed := self.failures_in_a_row(mine.group, mine.target)) >= most_failures:
+            sentence = f"{len(failed)} nodes in a row have failed with this driver ({_named(failed)}): no other is begun with it"
             return Turn(because=Because.PAUSED, sentence=sentence)
-        if busy := self._gangs.get(mine.gang, set()) - {name} if mine.gang else ():
-            return Turn(because=Because.GANG_BUSY, sentence=f"{_named(busy)} of the same gang ({mine.gang}) is in work")
+        if busy := self._busy(name, mine):
+            return Turn(because=Because.GANG_BUSY, sentence=f"of the same gang ({mine.gang}) are in work, or closed: {_named(busy)}")
         if policy.max_parallel_upgrades and len(sums.working) >= policy.max_parallel_upgrades:
             sentence = f"maxParallelUpgrades is {policy.max_parallel_upgrades}, and in work are {_named(sums.working)}"
             return Turn(sentence=sentence)
         if mine.is_foreign or mine.is_ours:  # it is unavailable already
             return Turn(is_granted=True)
-        limits = [(sums.total, sums.ours, sums.foreign, policy.most_unavailable(sums.total), "maxUnavailable")]
+        limits = [([sums], sums.total, policy, "maxUnavailable")]
         if cap is not None:
-            everybody = self._groups.values()
-            ours, foreign = (
-                set[str]().union(*names) for names in ([each.ours for each in everybody], [each.foreign for each in everybody])
-            )
-            total = len(self._counts)
-            limits.append((total, ours, foreign, UpgradePolicy(max_unavailable=cap).most_unavailable(total), "the cluster's limit"))
-        for total, ours, foreign, limit, what in limits:
-            if len(ours) + len(foreign) >= limit:
-                return Turn(sentence=_full(what, limit, total, ours, foreign))
+            limits.append((list(self._groups.values()), len(self._counts), UpgradePolicy(max_unavailable=cap), "the cluster's limit"))
+        for among, total, limiting, what in limits:
+            limit = limiting.most_unavailable(total)
+            if sum(len(each.ours) + len(each.foreign) for each in among) >= limit:
+                return Turn(sentence=_full(f"{what} is {limit} of {total} nodes", among))
         return Turn(is_granted=True)
 
+    def _busy(self, name: str, mine: Count) -> list[str]:
+        """Nodes that keep this one of their gang waiting. Those that wait themselves do not, if this one is closed already."""
+        others = self._gangs.get(mine.gang, set()) - {name} if mine.gang else set()
+        return [other for other in others if self._counts[other].is_working or not mine.is_ours]
 
-def _full(what: str, limit: int, total: int, ours: Iterable[str], foreign: Iterable[str]) -> str:
+
+def _full(limit: str, among: Collection[Sums]) -> str:
     """Why no more node may become unavailable, by name."""
+    ours = [name for each in among for name in each.ours]
+    foreign = [name for each in among for name in each.foreign]
     parts = [f"{_named(names)} {why}" for names, why in ((ours, "through upgrades"), (foreign, "for other reasons")) if names]
-    return f"{what} is {limit} of {total} nodes, and unavailable are {' and '.join(parts) or 'none'}"
+    return f"{limit}, and unavailable are {' and '.join(parts) or 'none'}"
 
 
-def _named(names: Iterable[str]) -> str:
+def _named(names: Collection[str]) -> str:
     """The first names, and how many more."""
-    every = sorted(names)
-    more = f" and {len(every) - MAX_NAMED} more" if len(every) > MAX_NAMED else ""
-    return ", ".join(every[:MAX_NAMED]) + more
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return ", ".join(nsmallest(MAX_NAMED, names)) + more

@@ -24,6 +24,8 @@ class Group:
     """None: nothing is started in it."""
     why_not: str = ""
     """Why, where there is no policy."""
+    is_broken: bool = False
+    """Whether that is because it cannot be used, so that nothing is written to nodes that are not in work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +87,7 @@ def _group(source: PolicySource, problems: dict[str, str], *, auto_upgrade: bool
         policy = read_policy(source.upgrade_policy, auto_upgrade=auto_upgrade)
     except BadPolicy as error:
         problems[name] = str(error)
-        return Group(name, None, f"the upgradePolicy of {name} is not valid: {error}")
+        return Group(name, None, f"the upgradePolicy of {name} is not valid: {error}", is_broken=True)
     if not policy.auto_upgrade:
         return Group(name, None, f"autoUpgrade of {name} is false")
     return Group(name, policy)

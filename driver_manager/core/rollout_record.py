@@ -15,8 +15,10 @@ MAX_BYTES: Final = 8 * 1024
 MAX_FAILURES: Final = 3
 """How many of the last failures are kept."""
 MAX_SENTENCE: Final = 300
+MAX_NAME: Final = 253
+MAX_TRIES: Final = 1000
 
-Short = Annotated[str, Meta(max_length=253)]
+Short = Annotated[str, Meta(max_length=MAX_NAME)]
 Count = Annotated[int, Meta(ge=0, lt=2**31)]
 When = Annotated[float, Meta(ge=0, lt=1e12)]
 
@@ -48,9 +50,9 @@ class Progress(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     """Whether the cordon is ours."""
     devices: dict[Short, Count] = {}
     """Resource -> how many of it the node had before its first cordon for this target."""
-    attempt: Annotated[int, Meta(ge=0, le=1000)] = 0
+    attempt: Annotated[int, Meta(ge=0, le=MAX_TRIES)] = 0
     is_ordered: bool = msgspec.field(name="ordered", default=False)
-    """Whether a person asked for it: then it is done even if the driver is the wanted one."""
+    """Whether a person set the label by hand: then it is done even if the driver is the wanted one."""
     not_before: When = msgspec.field(name="notBefore", default=0.0)
     """No new try earlier than this."""
     since: When = 0.0

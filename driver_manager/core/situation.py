@@ -24,7 +24,7 @@ class RolloutSettings:
     validation_timeout: float = 600.0
     """As NVIDIA's."""
     attempts: int = 3
-    """Tries for one target that may fail before the old driver pod is deleted."""
+    """Tries for one target that may fail before the old driver pod is deleted; 0 is no limit."""
     retry_pause: float = 60.0
     """After the first such failure; doubles."""
     failing_restarts: int = 10
@@ -45,6 +45,10 @@ class Work(StrEnum):
     LOOK_FOR_JOBS = "look-for-jobs"
     RESTART_DRIVER = "restart-driver"
     """Delete the driver pod that `Stay.pod` names."""
+    ASK_MAINTENANCE = "ask-maintenance"
+    """Make the NodeMaintenance of the node, or join the one that is there."""
+    RELEASE_MAINTENANCE = "release-maintenance"
+    """Delete it, or leave it to the others in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,9 @@ class Situation:
     """Unix seconds."""
     group: str = ""
     policy: UpgradePolicy | None = None
-    """For new starts; None where upgrades are off for this node."""
+    """For new starts; None where upgrades are off for this node, or its policy cannot be used."""
+    bad_policy: str = ""
+    """What is wrong with its policy, where that is why there is none: nodes that are not in work are left as they are."""
     progress: Progress | None = None
     bad_progress: str = ""
     """What is wrong with the annotation, where it does not decode. (Another node's is no record at all.)"""
@@ -97,7 +103,7 @@ class Situation:
     has_maintenance: bool = False
     """Whether a maintenance operator frees the nodes."""
     maintenance: str = ""
-    """`missing`, `pending` or `ready`."""
+    """`missing` (also where it is being deleted, or we are not in it), `pending` or `ready`."""
     freeing: Freeing | None = None
     """None: not begun in this life of the controller."""
     jobs: tuple[str, ...] | None = None
@@ -114,8 +120,19 @@ class Situation:
 
     @property
     def driver(self) -> FleetPod | None:
-        """Its newest driver pod that is not on its way out."""
-        return next((pod for pod in reversed(self.drivers) if not pod.is_terminating), None)
+        """Its newest driver pod that is not on its way out; one that waits for the node only where no other is there."""
+        staying = [pod for pod in self.drivers if not pod.is_terminating]
+        return next((pod for pod in reversed(staying) if pod.is_bound), staying[-1] if staying else None)
+
+    @property
+    def outdated(self) -> FleetPod | None:
+        """A driver pod that is not the wanted one and not on its way out."""
+        return next((pod for pod in self.drivers if not pod.is_terminating and not self.is_synced(pod)), None)
+
+    @property
+    def has_own_cordon(self) -> bool:
+        """Whether it is cordoned, and that by us."""
+        return bool(self.progress and self.progress.is_cordoned and self.node.unschedulable)
 
     def is_synced(self, pod: FleetPod) -> bool:
         """Whether a driver pod is made from the newest template of its DaemonSet. An orphan never is."""

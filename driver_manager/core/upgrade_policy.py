@@ -5,6 +5,7 @@ checked here: selectors that do not parse, shares over 100 %, wrong types, unkno
 """
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -14,6 +15,9 @@ from driver_manager.names import NAME_LABEL, OWN_NAME
 
 OWN_LABELS: Final = {NAME_LABEL: OWN_NAME}
 """Labels that every pod of this program has."""
+LONGEST_SELECTOR: Final = 1000
+"""In characters: the policy in force has room in each node's record."""
+_SHARE: Final = re.compile(r"(100|[0-9]{1,2})%")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +156,7 @@ class _Reader:
         self.problems: list[str] = []
         self._raw: Mapping[str, Any] = raw if isinstance(raw, Mapping) else {}
         if not isinstance(raw, Mapping):
-            self.problems.append(f"{path.rstrip('.') or 'the policy'} is {raw!r}, and has to be an object")
+            self.problems.append(f"{path.rstrip('.') or 'the policy'} is {_shown(raw)}, and has to be an object")
 
     def _value(self, name: str, default: Any) -> Any:
         self._known.add(name)
@@ -160,7 +164,7 @@ class _Reader:
         return default if value is None else value
 
     def _wrong(self, name: str, value: object, allowed: str) -> None:
-        self.problems.append(f"{self._path}{name} is {value!r}; allowed {allowed}")
+        self.problems.append(f"{self._path}{name} is {_shown(value)}; allowed {allowed}")
 
     def part(self, name: str) -> "_Reader":
         return _Reader(self._value(name, {}), f"{self._path}{name}.")
@@ -183,7 +187,7 @@ class _Reader:
         value = self._value(name, default)
         if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31:
             return value
-        if isinstance(value, str) and value.endswith("%") and value[:-1].isdecimal() and value.isascii() and int(value[:-1][:4]) <= 100:
+        if isinstance(value, str) and _SHARE.fullmatch(value):
             return value
         self._wrong(name, value, "is a whole number, 0 or more, or a share from 0% to 100%")
         return default
@@ -192,6 +196,9 @@ class _Reader:
         value = self._value(name, "")
         if not isinstance(value, str):
             self._wrong(name, value, "is a label selector such as app=training,tier!=web")
+            return Selector()
+        if len(value) > LONGEST_SELECTOR:
+            self._wrong(name, value, f"is a label selector of at most {LONGEST_SELECTOR} characters")
             return Selector()
         try:
             selector = parse_selector(value)
@@ -205,3 +212,9 @@ class _Reader:
     def unknown(self) -> list[str]:
         """Fields that nobody reads: a misspelt limit must not mean the default."""
         return [f"{self._path}{name} is not known" for name in sorted(self._raw, key=str) if name not in self._known]
+
+
+def _shown(value: object) -> str:
+    """A value in a sentence, however long it is."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
