@@ -83,7 +83,7 @@ def _step(situation: Situation) -> Step:
     if situation.bad_progress:
         sentence = f"the annotation {ROLLOUT} cannot be used ({situation.bad_progress}): take it off"
         return Stay(because=Because.BAD_RECORD, sentence=sentence)
-    if situation.progress is None and (state in WORKING or state is State.FAILED):
+    if (state in WORKING and _is_moved(situation)) or (state is State.FAILED and situation.progress is None):
         return _adopt(situation, state)
     if situation.policy is None and state in BEFORE_RESTART:
         return take_back(situation)
@@ -93,14 +93,21 @@ def _step(situation: Situation) -> Step:
     return _STEPS[state](situation)
 
 
+def _is_moved(situation: Situation) -> bool:
+    """Whether its label is not what our record was written with."""
+    return situation.progress is None or situation.progress.state != situation.state
+
+
 def _adopt(situation: Situation, state: State) -> Step:
-    """A node in mid-flow that another controller began, or whose record was taken off: its waits begin anew, its cordon is ours.
+    """A node in mid-flow that another controller began or moved, or whose record was taken off: its wait begins anew, its cordon is ours.
 
     Only the annotation of its initial state says that the cordon was there before, or that of the maintenance operator that it is theirs.
     """
     if state is State.FAILED and situation.daemon_set is not None and not situation.wanted:
         return Stay(because=Because.NO_REVISION, sentence=_UNKNOWN_TEMPLATE)  # which template failed has to be on the record
-    node = situation.node
+    node, progress = situation.node, situation.progress
+    if progress is not None and progress.state in {*WORKING, State.FAILED}:
+        return go(situation, state, Because.TAKEN_OVER, f"somebody moved it to {state}: the time for that begins anew")
     is_foreign = INITIAL_UNSCHEDULABLE in node.annotations or REQUESTOR_MODE in node.annotations
     return go(
         situation,
@@ -198,9 +205,9 @@ def _required_without_policy(situation: Situation) -> Step:
 
 
 def _is_fine_after_all(situation: Situation) -> bool:
-    """Whether there is nothing left to upgrade. A label without a record was set by a person, or by another controller: an order."""
+    """Whether there is nothing left to upgrade. A label that we did not write is an order, of a person or of another controller."""
     progress = situation.progress
-    if progress is None or progress.is_ordered or situation.waits_for_safe_load or not situation.has_good_driver:
+    if progress is None or _is_moved(situation) or progress.is_ordered or situation.waits_for_safe_load or not situation.has_good_driver:
         return False
     return not situation.has_own_cordon or _not_valid(situation) is None
 
@@ -234,17 +241,16 @@ def _start(situation: Situation) -> Go:
     progress, node, policy = situation.progress, situation.node, situation.policy
     assert policy is not None
     was_closed = node.unschedulable and not situation.has_own_cordon
-    tries = progress.attempt if progress else 0
-    is_over = 0 < situation.settings.attempts <= tries  # a person set the label: an order, whatever failed before
+    tries = progress.attempt if progress and not _is_moved(situation) else 0
     changes: dict[str, Any] = {
         "target": situation.wanted,
         "policy": situation.group[:MAX_NAME],
         "rules": written_policy(policy),
         "is_cordoned": not was_closed,
         "devices": dict(progress.devices) if progress and progress.devices else _devices(node),
-        "attempt": 1 if is_over else min(tries + 1, MAX_TRIES),
+        "attempt": min(tries + 1, MAX_TRIES),
         "not_before": 0.0,
-        "is_ordered": progress is None or progress.is_ordered,
+        "is_ordered": _is_moved(situation) or bool(progress and progress.is_ordered),
     }
     annotations = {UPGRADE_REQUESTED: None, ACCEPT: None, INITIAL_UNSCHEDULABLE: "true" if was_closed else None}
     change = NodeChange(annotations=annotations, unschedulable=True)
@@ -344,13 +350,14 @@ def _maintenance(situation: Situation) -> Step:
         return go(situation, State.REQUIRED, Because.MAINTENANCE_OFF, f"{why}: it waits for its turn again", change)
     if is_missing:
         sentence = "a maintenance operator is asked to free the node"
-        return wait(situation, Because.MAINTENANCE, sentence, Work.ASK_MAINTENANCE)
+        return Stay(because=Because.MAINTENANCE, sentence=sentence, work=Work.ASK_MAINTENANCE)
     if not is_asked:
         asked = NodeChange(annotations={REQUESTOR_MODE: "true"})
         return same(situation, Because.MAINTENANCE, "a maintenance operator has been asked", asked)
     if situation.maintenance == "ready":
         return go(situation, State.POD_RESTART, Because.MAINTENANCE, "the maintenance operator has freed the node")
-    return wait(situation, Because.MAINTENANCE, "the maintenance operator frees the node; deleting its NodeMaintenance takes this back")
+    sentence = "the maintenance operator frees the node, without a limit; deleting its NodeMaintenance takes this back"
+    return Stay(because=Because.MAINTENANCE, sentence=sentence)
 
 
 # From the old driver to the new one ---------------------------------------------------------------------------------

@@ -40,6 +40,8 @@ class Progress(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     version: Annotated[int, Meta(ge=1, le=1)] = 1
     node: Short
     """Uid of the node it was written for: on another node it means nothing."""
+    state: Short = ""
+    """The state that it was written with: where the label says something else, somebody else has moved the node."""
     target: Short = ""
     """Revision of the driver DaemonSet's template that the node is taken to."""
     policy: Short = ""

@@ -52,14 +52,14 @@ Step = Go | Stay
 
 def limit(situation: Situation, state: State) -> float:
     """How long a node may stay in a state, in seconds; 0 without limit."""
-    policy, settings = situation.in_force, situation.settings
+    settings = situation.settings
     match state:
         case State.WAIT_FOR_JOBS:
-            return float(policy.wait_for_completion.timeout_seconds)
-        case State.POD_DELETION:
-            return float(policy.pod_deletion.timeout_seconds)
-        case State.DRAIN:
-            return float(policy.drain.timeout_seconds if policy.drain.enable else policy.pod_deletion.timeout_seconds)
+            return float(situation.in_force.wait_for_completion.timeout_seconds)
+        case State.DRAIN if situation.in_force.drain.enable:
+            return float(situation.in_force.drain.timeout_seconds)
+        case State.POD_DELETION | State.DRAIN:
+            return float(situation.in_force.pod_deletion.timeout_seconds)
         case State.POD_RESTART:
             return settings.driver_timeout
         case State.VALIDATION:
@@ -77,7 +77,7 @@ def wait(situation: Situation, because: Because, sentence: str, work: Work = Wor
     """A wait until the deadline on the record; where there is none, it says so (R8)."""
     deadline = situation.progress.deadline if situation.progress else 0.0
     words = sentence if deadline else f"{sentence}, without a limit"
-    return Stay(because=because, sentence=words, again_at=deadline, work=work)
+    return Stay(because=because, sentence=words, again_at=deadline if deadline > situation.now else 0.0, work=work)
 
 
 def wait_or_fail(situation: Situation, because: Because, sentence: str, too_late: Because = Because.DRIVER_TIMED_OUT) -> Step:
@@ -93,7 +93,8 @@ def go(situation: Situation, to: State, because: Because, sentence: str, change:
     progress = situation.progress or Progress(node=situation.node.uid)
     seconds = limit(situation, to)
     deadline = situation.now + seconds if seconds else 0.0
-    progress = msgspec.structs.replace(progress, since=situation.now, deadline=deadline, reason=because.value, **changes)
+    times = {"since": situation.now, "deadline": deadline}
+    progress = msgspec.structs.replace(progress, state=to.value, reason=because.value, **times, **changes)
     return Go(to, because, sentence, progress, change or NodeChange())
 
 
