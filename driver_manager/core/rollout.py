@@ -185,7 +185,7 @@ def _required(situation: Situation) -> Step:
         return done(situation, Because.UP_TO_DATE, "the driver is the wanted one after all", asked_off)
     if progress and progress.attempt and progress.target != situation.wanted != "":
         sentence = "the driver DaemonSet has a new template: its tries count anew"
-        is_ordered = progress.is_ordered
+        is_ordered = progress.is_ordered or _is_moved(situation)
         return go(situation, State.REQUIRED, Because.NEW_TARGET, sentence, **{**anew(situation), "is_ordered": is_ordered})
     if (stay := _not_yet(situation)) is not None:
         return stay

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from driver_manager import names
-from driver_manager.core.rollout_record import decode
+from driver_manager.core.rollout import decide
+from driver_manager.core.rollout_record import MAX_TRIES, decode, encode
 from driver_manager.core.rollout_states import IDLE, TRANSITIONS, Because, State
 from driver_manager.core.rollout_steps import NVIDIAS, remembered
-from driver_manager.core.situation import Freeing, NodeChange, Turn
-from tests.core.rollouts import NEW, NOW, OLD, World, driver, node, orphan, policy, record, validator
+from driver_manager.core.situation import Freeing, NodeChange, RolloutSettings, Turn
+from driver_manager.core.snapshot import NodeView
+from tests.core.rollouts import NEW, NOW, OLD, World, driver, in_work, node, orphan, policy, record, situation, validator
 
 WAITING_POLICY = policy(waitForCompletion={"podSelector": "app=training", "timeoutSeconds": 600})
 DRAINING_POLICY = policy(drain={"enable": True})
@@ -166,3 +168,126 @@ def test_no_state_is_a_trap_whatever_is_seen(state: str, held: dict[str, Any]) -
 def test_no_state_is_a_trap_whatever_the_node(state: str, about: dict[str, Any]) -> None:
     """And so does one that is NotReady, has lost a device, was opened by somebody, or is marked by a person."""
     check(state, about, {})
+
+
+# Traps that were there ----------------------------------------------------------------------------------------------
+
+
+def walked(about: NodeView, **seen: Any) -> World:
+    """A node, run in a held world until it rests."""
+    world = World(about, **seen)
+    world.run()
+    return world
+
+
+def test_a_label_taken_off_in_mid_flow_leaves_no_cordon() -> None:
+    """Our cordon is in the record: the upgrade begins again, or is taken back where no policy is."""
+    made = node(State.UNKNOWN, record(State.POD_DELETION), unschedulable=True)
+    begun = walked(made, drivers=(driver(NEW, is_ready=False),), turn=Turn())
+    assert (begun.state, begun.node.unschedulable) == (State.REQUIRED, True)
+    opened = walked(made, policy=None)
+    assert (opened.state, opened.node.unschedulable) == (State.UNKNOWN, False)
+
+
+def test_a_label_set_to_done_in_mid_flow_leaves_no_cordon() -> None:
+    """A person, or another controller, has ended it: what was ours is taken back."""
+    world = walked(node(State.DONE, record(State.VALIDATION), unschedulable=True), drivers=(driver(),))
+    assert (world.state, world.node.unschedulable) == (State.DONE, False)
+
+
+def test_cordon_required_taken_over_before_its_cordon_is_opened_in_the_end() -> None:
+    """Another controller wrote the state and died before it cordoned the node: the cordon is ours."""
+    world = World(node(State.CORDON))
+    world.heal(drivers=(driver(OLD),))
+    world.run()
+    assert (world.state, world.node.unschedulable) == (State.DONE, False)
+
+
+def test_a_node_taken_over_again_has_its_time_anew() -> None:
+    """Ours, then another controller, then ours: the deadline on the record is of a state that the node left long ago."""
+    stale = record(State.POD_DELETION, deadline=NOW - 9000)
+    decision = decide(situation(node(State.POD_RESTART, stale, unschedulable=True), drivers=()))
+    assert [move.because for move in decision.moves] == [Because.TAKEN_OVER]
+    assert decision.rest is not None
+    assert decision.rest.again_at > NOW
+
+
+def test_a_controller_that_was_away_fails_no_node_whose_driver_runs() -> None:
+    """The time to delete the old driver pod went by without a controller: the node is opened and waits for its turn again."""
+    world = World(in_work(State.POD_RESTART, {"deadline": NOW - 1}))
+    world.act()
+    assert (world.state, world.node.unschedulable) == (State.REQUIRED, False)
+
+
+def test_a_template_that_changes_in_mid_flow_is_the_one_that_counts() -> None:
+    """The node that fails has failed for the template that it ran, so that it is not begun again at once with the same one."""
+    world = World(in_work(State.POD_RESTART), wanted="newer", drivers=(driver("newer", is_ready=False, restarts=11),))
+    stay = world.run()
+    assert (world.state, stay.because) == (State.FAILED, Because.NEEDS_A_LOOK)
+    progress = world.situation().progress
+    assert progress is not None
+    assert (progress.target, progress.last_failure is not None) == ("newer", True)
+
+
+def test_no_node_is_opened_without_a_driver_because_its_policy_goes() -> None:
+    """It failed, waits for another try, and its driver is gone: it stays closed, and says so."""
+    world = walked(node(State.REQUIRED, record(State.REQUIRED), unschedulable=True), policy=None, drivers=())
+    assert (world.state, world.node.unschedulable) == (State.FAILED, True)
+
+
+@pytest.mark.parametrize("state", [State.DONE, State.FAILED])
+def test_a_label_set_by_hand_is_an_order_whatever_is_remembered(state: State) -> None:
+    """A node that has been upgraded before is taken through an upgrade like one that never was, with all its tries."""
+    before = record(state, attempt=3, is_cordoned=False, done=NOW - 5)
+    for known in (before, remembered(before), None):
+        decision = decide(situation(node(State.REQUIRED, known), drivers=(driver(),), turn=Turn(is_granted=True)))
+        assert decision.moves[0].after is State.CORDON
+        assert decision.progress is not None
+        assert decision.progress.attempt == 1
+
+
+def test_the_pause_between_two_tries_is_bounded() -> None:
+    """Without a limit of tries the pause doubles to an hour, and the record stays one that decodes."""
+    settings = RolloutSettings(attempts=0)
+    for attempt in (1, 2, 40, MAX_TRIES):
+        made = in_work(State.POD_DELETION, {"attempt": attempt})
+        decision = decide(situation(made, freeing=Freeing(failure="no"), settings=settings))
+        assert decision.progress is not None
+        assert NOW < decision.progress.not_before <= NOW + 3600
+        assert decode(encode(decision.progress)) == decision.progress
+    last = decide(situation(node(State.REQUIRED, record(State.REQUIRED, attempt=MAX_TRIES)), turn=Turn(is_granted=True)))
+    assert last.progress is not None
+    assert decode(encode(last.progress)).attempt == MAX_TRIES
+
+
+def test_the_cordon_is_kept_where_a_person_wants_it() -> None:
+    """The annotation that keeps a cordon keeps ours too when the upgrade ends."""
+    world = World(in_work(State.UNCORDON, annotations={names.KEEP_CORDON: "true"}), drivers=(driver(),))
+    world.run()
+    assert (world.state, world.node.unschedulable) == (State.DONE, True)
+
+
+def test_an_upgrade_in_maintenance_asks_once_and_gives_back() -> None:
+    """The object is made, waited for, and given back before the node is done (weakness 33); the operator's cordon stays the operator's."""
+    world = World(node(State.REQUIRED), has_maintenance=True, maintenance="missing")
+    world.heal(drivers=(driver(OLD),))
+    world.run()
+    assert (world.state, world.maintenance) == (State.DONE, "missing")
+    assert [move.after for move in world.moves].count(State.MAINTENANCE) == 2  # begun, and marked as asked
+    assert names.REQUESTOR_MODE not in world.node.annotations
+
+
+def test_an_acceptance_does_not_end_a_row_of_failures() -> None:
+    """A node that a person takes as it is proves nothing about the driver."""
+    decision = decide(situation(in_work(State.FAILED, annotations={names.ACCEPT: "true"}), drivers=(driver(NEW, is_ready=False),)))
+    assert decision.moves[-1].after is State.DONE
+    assert decision.progress is None or decision.progress.done == 0
+
+
+def test_an_order_outlives_a_new_template() -> None:
+    """The label set by hand stays an order when the template changes while the node waits."""
+    made = node(State.REQUIRED, record(State.FAILED, target=OLD, is_cordoned=False))
+    first = decide(situation(made, drivers=(driver(),)))
+    assert first.moves[-1].because is Because.NEW_TARGET
+    assert first.progress is not None
+    assert first.progress.is_ordered
