@@ -234,6 +234,7 @@ class Controller:
             now=self._clock.epoch(),
             group=group.name,
             policy=group.policy,
+            bad_policy=group.why_not if group.is_broken else "",
             progress=progress,
             bad_progress=bad,
             daemon_set=daemon_set,
@@ -267,6 +268,7 @@ class Controller:
             situation.state,
             situation.progress,
             situation.group,
+            wanted=situation.wanted,
             is_granted=node.name in self._granted or node.name in self._starting,
             gang_label=self._settings.gang_label,
             order_label=self._settings.order_key,
@@ -281,7 +283,7 @@ class Controller:
             self._telling.stays(situation.node, stay)
         self._remind(name, stay.again_at)
         match stay.work:
-            case Work.NOTHING:
+            case Work.NOTHING | Work.ASK_MAINTENANCE | Work.RELEASE_MAINTENANCE:  # no maintenance operator is spoken to yet
                 self._stop_worker(name)
             case Work.RESTART_DRIVER:
                 assert stay.pod is not None
@@ -419,23 +421,25 @@ class Controller:
 
     def _choose(self, group: str, chosen: list[str]) -> str:
         """Takes nodes of a group in their order as long as there is room; gives why no more, empty where all have their turn."""
-        why = ""
+        why = paused = ""
         for name in self.tally.pending(group):
             stay = self.stays.get(name)
             if name in self._starting or name in self._writing or stay is None or stay.because is not Because.NO_SLOT:
                 continue
             policy = self.groups.of(self.cache.nodes[name].labels).policy
             known = self.tally.get(name)
-            if policy is None or known is None or (why and not known.is_foreign):
+            if policy is None or known is None or (why and not (known.is_foreign or known.is_ours)):
                 continue
             turn = self.tally.turn(name, policy, self._settings.cluster_max_unavailable, self._settings.most_failures)
             if turn.is_granted:
                 chosen.append(name)
                 self._starting.add(name)
                 self._count(self.cache.nodes[name], self.situation(self.cache.nodes[name]))
-            elif turn.because is not Because.GANG_BUSY:
+            elif turn.because is Because.NO_SLOT:
                 why = turn.sentence
-        return why
+            elif turn.because is Because.PAUSED:  # others may wait for another template
+                paused = turn.sentence
+        return why or paused
 
     async def _begin(self, names: list[str]) -> None:
         """Looks at the pods of nodes whose turn it is, and grants those that nothing stands in the way of, in one write."""
