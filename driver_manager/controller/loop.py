@@ -423,23 +423,33 @@ class Controller:
         """Takes nodes of a group in their order as long as there is room; gives why no more, empty where all have their turn."""
         why = paused = ""
         for name in self.tally.pending(group):
-            stay = self.stays.get(name)
-            if name in self._starting or name in self._writing or stay is None or stay.because is not Because.NO_SLOT:
-                continue
-            policy = self.groups.of(self.cache.nodes[name].labels).policy
-            known = self.tally.get(name)
-            if policy is None or known is None or (why and not (known.is_foreign or known.is_ours)):
-                continue
-            turn = self.tally.turn(name, policy, self._settings.cluster_max_unavailable, self._settings.most_failures)
-            if turn.is_granted:
-                chosen.append(name)
-                self._starting.add(name)
-                self._count(self.cache.nodes[name], self.situation(self.cache.nodes[name]))
-            elif turn.because is Because.NO_SLOT:
-                why = turn.sentence
-            elif turn.because is Because.PAUSED:  # others may wait for another template
+            turn = self._ask_turn(name, chosen)
+            if turn is not None and turn.because is Because.PAUSED:  # others may wait for another template
                 paused = turn.sentence
+            elif turn is not None and turn.because is Because.NO_SLOT:
+                why = turn.sentence
+                break
+        if why:
+            for name in self.tally.pending_unavailable(group):  # these need less room
+                self._ask_turn(name, chosen)
         return why or paused
+
+    def _ask_turn(self, name: str, chosen: list[str]) -> Turn | None:
+        """Takes the node if it is its turn; gives why not, None where that is no question of turns."""
+        stay = self.stays.get(name)
+        node = self.cache.nodes.get(name)
+        if node is None or name in self._starting or name in self._writing or stay is None or stay.because is not Because.NO_SLOT:
+            return None
+        policy = self.groups.of(node.labels).policy
+        if policy is None or self.tally.get(name) is None:
+            return None
+        turn = self.tally.turn(name, policy, self._settings.cluster_max_unavailable, self._settings.most_failures)
+        if not turn.is_granted:
+            return turn
+        chosen.append(name)
+        self._starting.add(name)
+        self._count(node, self.situation(node))
+        return None
 
     async def _begin(self, names: list[str]) -> None:
         """Looks at the pods of nodes whose turn it is, and grants those that nothing stands in the way of, in one write."""

@@ -194,6 +194,13 @@ class Tally:
         """Names of the group's nodes that wait for their turn, in order."""
         return (name for _, name in list(self._groups[group].pending)) if group in self._groups else iter(())
 
+    def pending_unavailable(self, group: str) -> Iterator[str]:
+        """Those of them that are unavailable already, in order."""
+        sums = self._groups.get(group, Sums())
+        waiting = (self._counts[name] for name in sums.ours | sums.foreign)
+        ranks = sorted(each.rank for each in waiting if each.state is State.REQUIRED and not each.is_working)
+        return (name for _, name in ranks)
+
     def failures_in_a_row(self, group: str, target: str) -> list[str]:
         """Which nodes failed for a target since one came to it."""
         sums = self._groups.get(group, Sums())
