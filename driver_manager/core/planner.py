@@ -45,7 +45,7 @@ from driver_manager.core.plan import (
 )
 from driver_manager.core.record import Phase, Record, find_record, merged
 from driver_manager.core.rounds import pods_ending, pods_to
-from driver_manager.core.seen import Snapshot, choose_keep_off_of, host_uses_of, labels_of, other_drivers, pod_policy
+from driver_manager.core.seen import Snapshot, choose_keep_off_of, host_uses_of, keeps_vfio, labels_of, other_drivers, pod_policy
 from driver_manager.core.services import HostAction, HostUse, start_order, units_to_stop
 from driver_manager.core.snapshot import HostView, NodeView, Unloading
 from driver_manager.core.vfio import holder_words, on_vfio, vfio_holders
@@ -190,8 +190,8 @@ def _plan_nothing_loaded(
 
 
 def unbind_steps(seen: Snapshot, settings: Settings) -> tuple[UnbindVfio, ...]:
-    """GPUs on vfio go off it, unless that is where they are wanted; without a cluster nobody says so, and they stay (N39)."""
-    if seen.wants_vfio or settings.no_cluster:
+    """GPUs on vfio go off it, unless they are to stay."""
+    if keeps_vfio(seen, settings):
         return ()
     addresses = on_vfio(seen.host.pci, switches=settings.bind_nvswitches)
     return (UnbindVfio(addresses),) if addresses else ()

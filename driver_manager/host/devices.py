@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from driver_manager.core.modalias import is_vfio
 from driver_manager.host.look import pci_devices
 from driver_manager.host.parsing import char_majors
 from driver_manager.host.paths import Roots, names_in, resolve_in, text_of
@@ -44,6 +45,8 @@ class GpuDevices:
     """The kernel's own names of nodes."""
     is_any_vfio: bool = False
     """Whether every VFIO group counts, because nothing tells whose they are."""
+    may_be_on_vfio: bool = False
+    """Whether a function of NVIDIA's is on vfio, or on its way from it: then it has no driver and may have a user all the same."""
 
     def has_number(self, number: Number) -> bool:
         """Whether a character device is a GPU's."""
@@ -72,9 +75,9 @@ class GpuDevices:
 
 def gpu_devices(roots: Roots) -> GpuDevices:
     """Reads which nodes are GPUs' now."""
-    drivers = char_majors(text_of(roots.proc / "devices") or "")
-    majors = {major for major, name in drivers.items() if _OWN_DRIVER.fullmatch(name)}
-    if _NVIDIA_MAJOR not in drivers:
+    by_major = char_majors(text_of(roots.proc / "devices") or "")
+    majors = {major for major, name in by_major.items() if _OWN_DRIVER.fullmatch(name)}
+    if _NVIDIA_MAJOR not in by_major:
         majors.add(_NVIDIA_MAJOR)
     paths = set(_drm_paths(roots))
     groups, is_any_vfio = _vfio_paths(roots)
@@ -84,7 +87,9 @@ def gpu_devices(roots: Roots) -> GpuDevices:
     for path in paths:
         if (number := _node_number(f"{roots.host}{path}")) is not None:
             numbers.add(number)
-    return GpuDevices(frozenset(majors), frozenset(numbers), frozenset(paths), names, is_any_vfio)
+    drivers = [device.driver for device in pci_devices(roots) if device.vendor == NVIDIA]
+    may_be_on_vfio = any(driver is None or is_vfio(driver) for driver in drivers)
+    return GpuDevices(frozenset(majors), frozenset(numbers), frozenset(paths), names, is_any_vfio, may_be_on_vfio)
 
 
 def number_by_name(roots: Roots, devices: GpuDevices, path: str) -> Number | None:

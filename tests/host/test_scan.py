@@ -114,6 +114,20 @@ async def test_every_vfio_group_counts_where_nothing_tells_them_apart(tree: Tree
     assert await devices_held(host) == {3: ("/dev/vfio/12",)}
 
 
+@pytest.mark.parametrize("driver", ["vfio-pci", None, "nvidia"])
+async def test_n37_a_device_of_vfio_without_its_group(tree: Tree, host: LinuxHost, driver: str | None) -> None:
+    """N37: such a process is kept apart, as nobody can say whose device it has; with a group open it is that group's."""
+    tree.gpu(driver=driver, group="12")
+    device = "anon_inode:[vfio-device]"
+    tree.process(3, fds=[device, "anon_inode:[eventpoll]"])
+    tree.process(4, fds=[device, "/dev/vfio/9", "/dev/vfio/vfio"])
+    tree.process(5, fds=[device, "/dev/vfio/12"])
+    tree.process(6, fds=["anon_inode:[eventpoll]", "/dev/vfio/vfio"])
+    scan = await host.holders()
+    assert [(holder.pid, holder.devices) for holder in scan.holders] == [(5, ("/dev/vfio/12",))]
+    assert [holder.pid for holder in scan.by_device_alone] == ([] if driver == "nvidia" else [3])
+
+
 async def test_a_card_is_known_by_its_class_too(tree: Tree, host: LinuxHost) -> None:
     """The class folder's device says whose a DRM node is."""
     tree.file("sys/class/drm/card0/device/vendor", "0x10de\n")
