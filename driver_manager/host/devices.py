@@ -13,7 +13,7 @@ from pathlib import Path
 
 from driver_manager.core.modalias import is_vfio
 from driver_manager.host.look import pci_devices
-from driver_manager.host.parsing import char_majors
+from driver_manager.host.parsing import char_majors, device_name
 from driver_manager.host.paths import Roots, names_in, resolve_in, text_of
 from driver_manager.names import NVIDIA
 
@@ -113,13 +113,12 @@ def _kernel_names(roots: Roots) -> dict[Number, str]:
     found: dict[Number, str] = {}
     for name in names_in(roots.sys / "dev/char"):
         major, _, minor = name.partition(":")
-        if not (major.isdigit() and minor.isdigit()) or (int(major) in _NEVER_GPUS and not roots.is_tree):
+        if not (major.isdecimal() and minor.isdecimal()) or (int(major) in _NEVER_GPUS and not roots.is_tree):
             continue
         # Links of a tree are followed inside it; the kernel follows its own, which costs a fifth. A tree's names decide its numbers.
         link = resolve_in(str(roots.own), f"/sys/dev/char/{name}") if roots.is_tree else f"/sys/dev/char/{name}"
-        for line in (text_of(roots.own / f"{link}/uevent".lstrip("/")) or "").splitlines():
-            if line.startswith("DEVNAME="):
-                found[int(major), int(minor)] = f"/dev/{line.removeprefix('DEVNAME=').removeprefix('/dev/')}"
+        if node := device_name(text_of(roots.own / f"{link}/uevent".lstrip("/")) or ""):
+            found[int(major), int(minor)] = node
     return found
 
 

@@ -4,7 +4,6 @@ Each function is read by itself: one that cannot be read is left out and said, a
 """
 
 import json
-import re
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,13 +14,13 @@ from driver_manager.core.vfio import Bus, Function, Original
 from driver_manager.host.children import text_in_child
 from driver_manager.host.faults import replace_text
 from driver_manager.host.look import kernel_release, sees_all_processes
+from driver_manager.host.parsing import gpu_minor
 from driver_manager.host.paths import Roots, names_in, resolve_in, text_of
 from driver_manager.names import NVIDIA
 
 BUS: Final = "/sys/bus/pci"
 LOCK_SECONDS: Final = 2.0
 """Limit of a read that waits for the device's lock: a microsecond of work."""
-_MINOR: Final = re.compile(r"^Device Minor:\s*(\d+)\s*$", re.MULTILINE)
 
 
 def read_bus(roots: Roots, holders: HolderScan | None = None) -> Bus:
@@ -107,8 +106,8 @@ def _nodes(roots: Roots, folder: Path, address: str) -> frozenset[str]:
     found = {f"vfio/devices/{name}" for name in names_in(folder / "vfio-dev")}
     found |= {f"dri/{name}" for name in names_in(folder / "drm")}
     information = text_of(roots.proc / "driver/nvidia/gpus" / address / "information") or ""
-    if match := _MINOR.search(information):
-        found.add(f"nvidia{match[1]}")
+    if (minor := gpu_minor(information)) is not None:
+        found.add(f"nvidia{minor}")
     return frozenset(found)
 
 
