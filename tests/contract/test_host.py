@@ -263,7 +263,7 @@ async def test_the_lock_is_freed_by_an_error(machine: HostStage) -> None:
 
 
 async def test_the_hosts_own_driver(machine: HostStage) -> None:
-    """What nvidia-smi says; nothing where it is not there, fails, or hangs."""
+    """N25: what nvidia-smi says; nothing where it is not there, fails, or hangs."""
     assert await machine.host.host_driver_version(1) is None
     machine.smi("550.54.15")
     assert await machine.host.host_driver_version(1) == "550.54.15"
