@@ -73,12 +73,16 @@ def uninstall_driver(effective: Any) -> int:
     return run_uninstall(effective)
 
 
-@_command("restore", _output)
-def restore(effective: Any, output: str) -> int:
+@_command(
+    "restore",
+    _output,
+    click.option("--keep-status", is_flag=True, help="Where nothing is to be put back, leave the last run's word on the node as it is."),
+)
+def restore(effective: Any, output: str, keep_status: bool) -> int:
     """Put back what an earlier run left on the node, by its record, and only that."""
     from driver_manager.cli.commands import run_restore
 
-    return run_restore(effective, output)
+    return run_restore(effective, output, keep_status=keep_status)
 
 
 @_command("plan", _output)
