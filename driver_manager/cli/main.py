@@ -109,6 +109,18 @@ def preflight_check(effective: Any, output: str) -> int:
     return run_preflight(effective, output)
 
 
+@cli.command("install-systemd", cls=click.Command)  # no setting changes what it does
+@click.option("--remove", "is_remove", is_flag=True, help="Take the unit away, and its settings if nobody has changed them.")
+@click.option("--root", default="/", show_default=True, metavar="DIR", help="Root folder of the machine, or of an image that is built.")
+@click.option("--command", default="", metavar="PATH", help="The installed program as that machine knows it; by default this one.")
+@click.pass_context
+def install_systemd(context: click.Context, /, is_remove: bool, root: str, command: str) -> None:
+    """Put the systemd unit for a machine without a cluster in place, with a file for its settings."""
+    from driver_manager.cli.systemd import run_install
+
+    context.exit(run_install(is_remove=is_remove, root=root, command=command))
+
+
 @_command(
     "demo",
     click.option("--speed", type=click.FloatRange(min=0.1), default=2.0, show_default=True, help="How much faster than life."),
