@@ -174,3 +174,8 @@ VALIDATIONS: Final = "run/nvidia/validations"
 READY_MARKERS: Final = ("driver-ready", "toolkit-ready", ".driver-ctr-ready")
 """Files in VALIDATIONS that let operands start; wrong as soon as the driver they speak of is unloaded."""
 MOFED_READY: Final = "run/mellanox/drivers/.driver-ready"
+
+# Files of a machine whose runs systemd starts ------------------------------------------------------------------------
+
+SYSTEMD_UNIT: Final = "etc/systemd/system/driver-manager.service"
+SYSTEMD_SETTINGS: Final = "etc/driver-manager/driver-manager.env"

@@ -56,7 +56,7 @@ from driver_manager.core.record import (
 )
 from driver_manager.core.report import Waiting, pod_blockers, status_text
 from driver_manager.core.rounds import Round, plan_claim_round, plan_round, pods_ending, pods_to
-from driver_manager.core.seen import Snapshot, pod_policy, use_context
+from driver_manager.core.seen import Snapshot, keeps_vfio, pod_policy, use_context
 from driver_manager.core.services import host_uses, units_to_stop
 from driver_manager.core.snapshot import HolderScan, NodeView, PodView
 from driver_manager.core.uses import driver_claims
@@ -102,7 +102,7 @@ class Executor:
         self.observer, self.writer, self.progress = observer, writer, progress
         self.seen = seen
         """The newest snapshot."""
-        self.host_work = HostWork(host, clock, settings, progress)
+        self.host_work = HostWork(host, clock, settings, progress, keeps_vfio=keeps_vfio(seen, settings))
         self.tracker = PodTracker(cluster, settings.node_name, observer.pods)
         self.evictor = Evictor(cluster, clock, self.tracker, progress, settings.drain_timeout)
         self.record: Record | None = None

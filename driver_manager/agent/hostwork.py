@@ -12,6 +12,7 @@ from driver_manager.core.plan import AwaitNetworkDriver, ProveFree, RemoveFiles,
 from driver_manager.core.report import Blocker, Waiting, holder_blockers
 from driver_manager.core.services import host_uses, pids_to_terminate, start_order
 from driver_manager.core.snapshot import HolderScan, HostView, MountView
+from driver_manager.core.vfio import without_vfio
 from driver_manager.errors import DeadlineExceeded, DeviceInUse, HostError, ModuleInUse, MountBusy, StartOver
 from driver_manager.ports import Clock, Host
 from driver_manager.together import together
@@ -39,10 +40,19 @@ LONGEST_RETRY: Final = 1.0
 
 
 class HostWork:
-    """What one run does to the host."""
+    """What one run does to the host.
 
-    def __init__(self, host: Host, clock: Clock, settings: Settings, progress: Progress) -> None:
+    Args:
+        host: the machine.
+        clock: time for waits.
+        settings: what was asked for.
+        progress: where it is told.
+        keeps_vfio: whether GPUs on vfio stay there, so that their users hold nothing up.
+    """
+
+    def __init__(self, host: Host, clock: Clock, settings: Settings, progress: Progress, *, keeps_vfio: bool) -> None:
         self._host, self._clock, self._settings, self._progress = host, clock, settings, progress
+        self._keeps_vfio = keeps_vfio
         self._terminated: set[int] = set()
 
     async def do(self, step: RemoveFiles | UnloadModule | Unmount | UnbindVfio | RemovePidFile | AwaitNetworkDriver | ProveFree) -> None:
@@ -68,6 +78,10 @@ class HostWork:
                 assert_never(step)
 
     # Holders --------------------------------------------------------------------------------------------------------
+
+    async def _holders(self) -> HolderScan:
+        scan = await self._host.holders()
+        return without_vfio(scan) if self._keeps_vfio else scan
 
     def modules_to_unload(self, host: HostView) -> tuple[str, ...]:
         """The driver's modules that are loaded now, in the order to unload them."""
@@ -98,7 +112,7 @@ class HostWork:
         """
         limit, began = self._settings.holder_timeout, self._clock.now()
         while True:
-            scan, host = await together(self._host.holders(), self._host.look())
+            scan, host = await together(self._holders(), self._host.look())
             if self.is_released(host, scan, modules) or has_newcomers(scan):
                 return
             await self._terminate(scan)
@@ -186,7 +200,7 @@ class HostWork:
                     await finished(self._host.unload_module(holder, CALL_TIMEOUT))
 
     async def _still_in_use(self, name: str, waited: float) -> DeadlineExceeded:
-        scan, host = await together(self._host.holders(), self._host.look())
+        scan, host = await together(self._holders(), self._host.look())
         holders = host.modules[name].holders if name in host.modules else frozenset()
         blockers = holder_blockers(scan, used_modules(host.modules, (name,)), {})
         what = f"the modules {', '.join(sorted(holders))}" if holders else _names(blockers)

@@ -8,9 +8,10 @@ from driver_manager.core.hostdriver import SMI_TIMEOUT, needs_smi
 from driver_manager.core.needs import in_words
 from driver_manager.core.plan import Path, Plan
 from driver_manager.core.planner import needed_permissions, plan_uninstall
-from driver_manager.core.seen import Snapshot, host_uses_of
+from driver_manager.core.seen import Snapshot, host_uses_of, keeps_vfio
 from driver_manager.core.services import units_to_stop
 from driver_manager.core.snapshot import ClaimView, DaemonSetView, HolderScan, HostView, NodeView, Permissions, PodList
+from driver_manager.core.vfio import without_vfio
 from driver_manager.errors import ConfigError, Forbidden, HostError, NotFound
 from driver_manager.ports import Clock, Cluster, Host
 from driver_manager.together import together
@@ -55,6 +56,8 @@ class Observer:
             started=self.started,
             runtime_handlers=self._runtime_handlers,
         )
+        if keeps_vfio(seen, self._settings):
+            seen = replace(seen, holders=without_vfio(holders))
         return replace(seen, claims=await self._claims(seen)) if with_claims else seen
 
     async def _claims(self, seen: Snapshot) -> Mapping[tuple[str, str], ClaimView]:

@@ -87,10 +87,15 @@ class Agent:
         bound.set({"node": self.settings.node_name, "run": self.observer.run})
         return await self._guarded(self._uninstall(), stop)
 
-    async def restore(self, stop: asyncio.Event) -> Outcome:
-        """Puts back what the record on the node holds, and only that."""
+    async def restore(self, stop: asyncio.Event, *, keep_status: bool = False) -> Outcome:
+        """Puts back what the record on the node holds, and only that.
+
+        Args:
+            stop: set when a signal asks the program to end.
+            keep_status: where there is no record, leave the last run's status for people: this follows that run by itself.
+        """
         bound.set({"node": self.settings.node_name, "run": self.observer.run})
-        return await self._guarded(self._restore(), stop)
+        return await self._guarded(self._restore(keep_status), stop)
 
     async def plan(self) -> tuple[Snapshot, Plan]:
         """What `uninstall` would do now; changes nothing."""
@@ -237,7 +242,7 @@ class Agent:
             return Outcome(Exit.DONE, _DONE.get(plan.path, plan.because))
         return Outcome(plan.ends_with, plan.because, plan.hint)
 
-    async def _restore(self) -> Outcome:
+    async def _restore(self, keep_status: bool) -> Outcome:
         seen = await self.observer.look(with_holders=False)
         self.observer.check_here(seen)
         self.executor = self._executor(seen)
@@ -247,7 +252,8 @@ class Agent:
         if found.complaint:
             self.progress.warn("ignored", what=found.complaint)
         if found.record is None:
-            return await self._done(Plan(path=Path.UNDO, because=f"nothing to put back: node {seen.node.name} carries no record"))
+            nothing = f"nothing to put back: node {seen.node.name} carries no record"
+            return Outcome(Exit.DONE, nothing) if keep_status else await self._done(Plan(path=Path.UNDO, because=nothing))
         self.progress.tell("record found", of_run=found.record.run, started=found.record.started)
         with self.progress.step(RestoreNode()):
             await self.executor.restore(self.settings.restore_timeout)

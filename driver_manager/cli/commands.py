@@ -37,6 +37,8 @@ def _begin(effective: Effective) -> Settings:
     logger.info("settings", extra=_settings_in_words(effective))
     if settings.host_tree:
         logger.warning("REHEARSAL: the host is a directory tree, this machine is not touched", extra={"tree": settings.host_tree})
+    if settings.no_cluster and settings.kubeconfig:
+        logger.warning("the cluster is not asked: there is a kubeconfig, but NO_CLUSTER is true", extra={"kubeconfig": settings.kubeconfig})
     return settings
 
 
@@ -158,9 +160,9 @@ def run_uninstall(effective: Effective) -> int:
     return int(_changing(effective, lambda agent, stop: agent.uninstall(stop)).code)
 
 
-def run_restore(effective: Effective, output: str) -> int:
+def run_restore(effective: Effective, output: str, *, keep_status: bool) -> int:
     """Puts the node back."""
-    outcome = _changing(effective, lambda agent, stop: agent.restore(stop))
+    outcome = _changing(effective, lambda agent, stop: agent.restore(stop, keep_status=keep_status))
     if output == "json":
         from driver_manager.cli import render
 

@@ -73,12 +73,16 @@ def uninstall_driver(effective: Any) -> int:
     return run_uninstall(effective)
 
 
-@_command("restore", _output)
-def restore(effective: Any, output: str) -> int:
+@_command(
+    "restore",
+    _output,
+    click.option("--keep-status", is_flag=True, help="Where nothing is to be put back, leave the last run's word on the node as it is."),
+)
+def restore(effective: Any, output: str, keep_status: bool) -> int:
     """Put back what an earlier run left on the node, by its record, and only that."""
     from driver_manager.cli.commands import run_restore
 
-    return run_restore(effective, output)
+    return run_restore(effective, output, keep_status=keep_status)
 
 
 @_command("plan", _output)
@@ -103,6 +107,18 @@ def preflight_check(effective: Any, output: str) -> int:
     from driver_manager.cli.commands import run_preflight
 
     return run_preflight(effective, output)
+
+
+@cli.command("install-systemd", cls=click.Command)  # no setting changes what it does
+@click.option("--remove", "is_remove", is_flag=True, help="Take the unit away, and its settings if nobody has changed them.")
+@click.option("--root", default="/", show_default=True, metavar="DIR", help="Root folder of the machine, or of an image that is built.")
+@click.option("--command", default="", metavar="PATH", help="The installed program as that machine knows it; by default this one.")
+@click.pass_context
+def install_systemd(context: click.Context, /, is_remove: bool, root: str, command: str) -> None:
+    """Put the systemd unit for a machine without a cluster in place, with a file for its settings."""
+    from driver_manager.cli.systemd import run_install
+
+    context.exit(run_install(is_remove=is_remove, root=root, command=command))
 
 
 @_command(

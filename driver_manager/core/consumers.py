@@ -111,7 +111,7 @@ class PodPolicy:
         return UseContext(settings=self.settings, runtime_handlers=self.runtime_handlers, claims=self.claims, holders=self.holders)
 
 
-_LAST_APPS: Final = frozenset(operand.app for operand in OPERANDS if operand.app and operand.turn is Turn.LAST)
+LAST_APPS: Final = frozenset(operand.app for operand in OPERANDS if operand.app and operand.turn is Turn.LAST)
 Rule = Callable[[PodView, PodPolicy, tuple[Use, ...]], Verdict | None]
 
 
@@ -183,7 +183,7 @@ def _operand(pod: PodView, policy: PodPolicy, found: tuple[Use, ...]) -> Verdict
         return Verdict(pod, Action.AWAIT, Reason.OPERAND, f"goes last, when the node label {key} is paused", is_last=True)
     app = pod.labels.get("app")
     if pod.namespace == policy.settings.operator_namespace and app in policy.operand_apps:
-        is_last = is_dra_plugin(pod) or app in _LAST_APPS
+        is_last = is_dra_plugin(pod) or app in LAST_APPS
         return Verdict(pod, Action.AWAIT, Reason.OPERAND, f"is the operand {app}, whose node label is paused", is_last=is_last)
     return None
 

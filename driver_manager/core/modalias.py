@@ -12,7 +12,7 @@ from typing import Final
 ANY: Final = "*"
 PLAIN_VFIO: Final = "vfio-pci"
 """The driver for every function that no variant is made for."""
-_FIELD: Final = re.compile(r"\*|[0-9A-Fa-f]+")
+_FIELD: Final = re.compile(r"\*|[0-9A-F]+")
 _MARKS: Final = ("d", "sv", "sd", "bc", "sc", "i")
 """What stands before each field but the first; hexadecimal digits are written in capitals."""
 
@@ -63,7 +63,7 @@ def parse_modalias(text: str) -> Modalias:
 def parse_aliases(text: str) -> tuple[Alias, ...]:
     """The vfio drivers' lines of a modules.alias text, in its order; lines that cannot be understood are left out."""
     found = []
-    for line in text.splitlines():
+    for line in text.split("\n"):
         parts = line.split(" ")
         if len(parts) != 3 or parts[0] != "alias" or not parts[1].startswith("vfio_pci:"):
             continue

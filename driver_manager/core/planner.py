@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from driver_manager.config import Settings
-from driver_manager.core.consumers import Action, Verdict, drain_verdict, verdicts
+from driver_manager.core.consumers import LAST_APPS, Action, Verdict, drain_verdict, verdicts
 from driver_manager.core.hostdriver import host_driver, previous_value
 from driver_manager.core.keepoff import KeepOff
 from driver_manager.core.labels import LabelsToPause
@@ -45,22 +45,25 @@ from driver_manager.core.plan import (
 )
 from driver_manager.core.record import Phase, Record, find_record, merged
 from driver_manager.core.rounds import pods_ending, pods_to
-from driver_manager.core.seen import Snapshot, choose_keep_off_of, host_uses_of, labels_of, other_drivers, pod_policy
+from driver_manager.core.seen import Snapshot, choose_keep_off_of, host_uses_of, keeps_vfio, labels_of, other_drivers, pod_policy
 from driver_manager.core.services import HostAction, HostUse, start_order, units_to_stop
-from driver_manager.core.snapshot import HostView, NodeView, Unloading
+from driver_manager.core.snapshot import HostView, NodeView, PodView, Unloading
+from driver_manager.core.uses import is_dra_plugin
 from driver_manager.core.vfio import holder_words, on_vfio, vfio_holders
 from driver_manager.errors import Exit, Refused
 from driver_manager.names import (
+    DEPLOY_CLIENT,
     DEPLOY_DRIVER,
+    DEPLOY_PREFIX,
     HOST_DRIVER,
     MELLANOX,
+    NEVER_PAUSED,
     PRE_INSTALLED,
     READY_MARKERS,
     STATE_FILE,
     UPGRADE_ENABLED,
     VALIDATIONS,
 )
-from driver_manager.operands import OPERANDS, Turn
 
 
 def plan_uninstall(seen: Snapshot, settings: Settings) -> Plan:
@@ -103,7 +106,7 @@ def _plan_by_driver(seen: Snapshot, settings: Settings, record: Record | None) -
             *_recycle(seen, record),
             *undo,
         )
-        return Plan(path=Path.UNCHANGED, because=why, steps=_once(steps))
+        return Plan(path=Path.UNCHANGED, because=why, steps=_once(steps), notes=_plugin_notes(seen))
     return _plan_full(seen, settings, record, unmark)
 
 
@@ -186,30 +189,48 @@ def _plan_nothing_loaded(
         *undo,
     )
     because = "no NVIDIA driver is loaded, so nobody has to go"
-    return Plan(path=Path.NOTHING_LOADED, because=because, steps=_once(steps))
+    return Plan(path=Path.NOTHING_LOADED, because=because, steps=_once(steps), notes=_plugin_notes(seen))
 
 
 def unbind_steps(seen: Snapshot, settings: Settings) -> tuple[UnbindVfio, ...]:
-    """GPUs on vfio go off it, unless that is where they are wanted; without a cluster nobody says so, and they stay (N39)."""
-    if seen.wants_vfio or settings.no_cluster:
+    """GPUs on vfio go off it, unless they are to stay."""
+    if keeps_vfio(seen, settings):
         return ()
     addresses = on_vfio(seen.host.pci, switches=settings.bind_nvswitches)
     return (UnbindVfio(addresses),) if addresses else ()
 
 
 def _recycle(seen: Snapshot, record: Record | None) -> tuple[Step, ...]:
-    """Restarts a ready DRA plugin whose view of the driver root is taken away by this run (decision 14)."""
-    if not seen.host.mounts:
+    """Restarts the ready DRA plugins whose view of the driver root is taken away by this run, by their labels (decision 14)."""
+    labels = _labels_of_stale_plugins(seen)
+    leaving = tuple(pod for pod in _stale_plugins(seen) if pod.selecting_keys & set(labels))
+    if not leaving:
         return ()
-    for operand in OPERANDS:
-        if operand.turn is not Turn.LAST or seen.node.labels.get(operand.label) != "true":
-            continue
-        pods = tuple(pod for pod in seen.pods if pod.labels.get("app") == operand.app and pod.is_ready)
-        if pods:
-            labels = {operand.label: "true"}
-            made = merged(record, _new_record(seen, labels=labels, is_cordoned=False))
-            return (PauseNode(made, labels), FreePods(leaving=pods), RestoreNode())
-    return ()
+    made = merged(record, _new_record(seen, labels=labels, is_cordoned=False))
+    return (PauseNode(made, labels), FreePods(leaving=leaving), RestoreNode())
+
+
+def _stale_plugins(seen: Snapshot) -> tuple[PodView, ...]:
+    """Ready DRA plugins that keep the driver root that this run detaches."""
+    plugins = (pod for pod in seen.pods if is_dra_plugin(pod) or pod.labels.get("app") in LAST_APPS)
+    return tuple(pod for pod in plugins if pod.is_ready and not pod.is_terminating) if seen.host.mounts else ()
+
+
+def _labels_of_stale_plugins(seen: Snapshot) -> dict[str, str]:
+    """Labels of theirs alone: what other clients of the driver select too would take those away (R11)."""
+    keys = {key for pod in _stale_plugins(seen) for key in pod.selecting_keys if key.startswith(DEPLOY_PREFIX)} - NEVER_PAUSED
+    return {key: "true" for key in sorted(keys - {DEPLOY_CLIENT}) if seen.node.labels.get(key) == "true"}
+
+
+def _plugin_notes(seen: Snapshot) -> tuple[str, ...]:
+    """Plugins that no label takes off go on serving what they saw before, until somebody restarts them (N42)."""
+    labels = set(_labels_of_stale_plugins(seen))
+    return tuple(
+        f"no DRA plugin newer than the driver: pod {pod.ref} keeps the driver root that this run detaches, and no label takes it off; "
+        "delete the pod when the driver is up"
+        for pod in _stale_plugins(seen)
+        if not pod.selecting_keys & labels
+    )
 
 
 # The full way -------------------------------------------------------------------------------------------------------

@@ -83,6 +83,11 @@ class Snapshot:
         return self.node.labels.get(DEPLOY_VFIO_MANAGER) == "true"
 
 
+def keeps_vfio(seen: Snapshot, settings: Settings) -> bool:
+    """Whether GPUs on vfio stay there: they are wanted so, or nobody says how, as without a cluster (N37, N39)."""
+    return seen.wants_vfio or settings.no_cluster
+
+
 def use_context(seen: Snapshot, settings: Settings) -> UseContext:
     """What shows whether the pods of a look use the driver."""
     return UseContext(settings=settings, runtime_handlers=seen.runtime_handlers, claims=seen.claims, holders=seen.holders_by_pod)

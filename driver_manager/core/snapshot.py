@@ -386,3 +386,5 @@ class HolderScan:
     holders: tuple[Holder, ...] = ()
     unreadable: tuple[int, ...] = ()
     """Processes that could not be looked at: they do not count as free."""
+    by_device_alone: tuple[Holder, ...] = ()
+    """Processes with a device of vfio open and no group: whose device it is, the kernel does not say."""

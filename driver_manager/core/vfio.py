@@ -7,7 +7,7 @@ ever touched. What forbids a move is found before its first write, and every mov
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
@@ -80,7 +80,10 @@ class Function:
     nodes: frozenset[str] = frozenset()
     """Names of its device nodes below /dev that are its own: `vfio/devices/vfio0`, `dri/card1`, `nvidia0`."""
     is_enabled: bool = False
-    """Whether a driver has it switched on; on vfio that is while a user has it open."""
+    """Whether a driver has it switched on. On vfio that is while a user has the device open, not the group alone (measured in the VM)."""
+
+    is_locked: bool = False
+    """Whether a write to it has not come back: nothing more can be read of it or written to it meanwhile."""
 
     @property
     def role(self) -> Role:
@@ -302,11 +305,19 @@ def vfio_holders(scan: HolderScan) -> tuple[Holder, ...]:
     return tuple(each for each in scan.holders if any(_VFIO_NODE.fullmatch(path) for path in each.devices))
 
 
+def without_vfio(scan: HolderScan) -> HolderScan:
+    """A scan without what is held through vfio: for a node whose GPUs on vfio stay there, whoever uses them."""
+    native = (replace(each, devices=tuple(path for path in each.devices if not _VFIO_NODE.fullmatch(path))) for each in scan.holders)
+    return replace(scan, holders=tuple(each for each in native if each.devices))
+
+
 # Deciding -----------------------------------------------------------------------------------------------------------
 
 
 def decide_bind(bus: Bus, unit: Unit) -> Decision:
     """What has to be done so that a unit is on vfio."""
+    if locked := _locked(bus, unit):
+        return locked
     moves = []
     for each in unit.functions:
         driver = _registered(bus, vfio_driver(each.modalias, bus.aliases))
@@ -327,6 +338,8 @@ def decide_unbind(bus: Bus, unit: Unit, *, probe: bool) -> Decision:
         unit: of the bus.
         probe: whether the kernel looks for a driver for functions whose former driver is not known.
     """
+    if locked := _locked(bus, unit):
+        return locked
     moves = [move for each in unit.functions if (move := _way_back(bus, each, probe=probe)) is not None]
     if not moves:
         return Decision(unit, Result.ALREADY, f"{_names(unit)} is not on vfio ({_drivers(unit.functions)})")
@@ -337,6 +350,8 @@ def decide_unbind(bus: Bus, unit: Unit, *, probe: bool) -> Decision:
 
 def decide_release(bus: Bus, unit: Unit) -> Decision:
     """What has to be done so that a unit is free for a driver that is going to be loaded: off vfio, and nothing else."""
+    if locked := _locked(bus, unit):
+        return locked
     there = [each for each in unit.functions if is_vfio(each.driver) or is_vfio(each.override)]
     moves = [Move(each, "", None if is_vfio(each.driver) else each.driver) for each in there]
     if not moves:
@@ -432,14 +447,33 @@ def _spoiled_hint(native: Sequence[Function]) -> str:
 # Who uses it --------------------------------------------------------------------------------------------------------
 
 
+def _locked(bus: Bus, unit: Unit) -> Decision | None:
+    """The refusal of a unit to which a write has not come back yet (N39), with who it waits for where that shows."""
+    locked = [each for each in unit.functions if each.is_locked]
+    if not locked:
+        return None
+    users = {holder.pid: holder for each in locked for holder in _users_of_group(bus, each)}.values() or bus.holders.by_device_alone
+    words = f"a write to {', '.join(each.address for each in locked)} has not come back"
+    if users:
+        sentence = f"{words}: in use by {', '.join(holder_words(each) for each in users)}"
+        return Decision(unit, Result.REFUSED, sentence, "end the virtual machine or process that is named, then run again", Exit.AGAIN)
+    return Decision(unit, Result.STUCK, words, "see dmesg, and /proc/PID/stack of who writes; else reboot the node", Exit.CANNOT_UNLOAD)
+
+
 def _held(bus: Bus, unit: Unit, moves: Sequence[Move]) -> Decision | None:
     """The refusal of a unit that somebody uses: the write would wait for the last user, or pull the device from under him (N37, N39)."""
     moved = [move.function for move in moves if not is_same_driver(move.function.driver, move.driver)]
     found = {holder.pid: holder for function in moved for holder in users_of(bus, function)}
+    if not found:  # a move away from a group that is in use, though this function of it has no driver (any more)
+        freed = [move.function for move in moves if move.function.driver is None and not is_vfio(move.driver)]
+        found = {holder.pid: holder for function in freed for holder in _users_of_group(bus, function)}
     if found:
         sentence = f"{_names(unit)} is in use by {', '.join(holder_words(each) for each in found.values())}"
         return Decision(unit, Result.REFUSED, sentence, "end the virtual machine or process that is named, then run again", Exit.AGAIN)
     unseen = [each.address for each in moved if is_vfio(each.driver) and each.is_enabled]
+    if unseen and (some := bus.holders.by_device_alone):
+        sentence = f"{', '.join(unseen)} is in use, by one of: {', '.join(holder_words(each) for each in some)}"
+        return Decision(unit, Result.REFUSED, sentence, "end the virtual machine or process that has it, then run again", Exit.AGAIN)
     if unseen and not bus.sees_all_processes:
         sentence = f"{', '.join(unseen)} is in use, and its user cannot be seen from here"
         return Decision(unit, Result.REFUSED, sentence, "run with the host's processes visible (hostPID: true)", Exit.AGAIN)
@@ -451,6 +485,16 @@ def users_of(bus: Bus, function: Function) -> tuple[Holder, ...]:
     if function.driver is None:
         return ()
     return tuple(each for each in bus.holders.holders if any(_is_node_of(bus, function, path) for path in each.devices))
+
+
+def _users_of_group(bus: Bus, function: Function) -> tuple[Holder, ...]:
+    """The processes that have the IOMMU group of a function open."""
+    names = {function.group, f"noiommu-{function.group}"} if function.group is not None else set()
+
+    def holds(path: str) -> bool:
+        return (match := _VFIO_NODE.fullmatch(path.partition(" ")[0])) is not None and match[1] in names
+
+    return tuple(each for each in bus.holders.holders if any(map(holds, each.devices)))
 
 
 def _is_node_of(bus: Bus, function: Function, path: str) -> bool:

@@ -11,6 +11,7 @@ import errno
 import gc
 import os
 import pickle
+import select
 import signal
 from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
@@ -44,6 +45,33 @@ async def in_children(works: Sequence[Callable[[], T]], timeout: float) -> list[
             child.kill()
         for child in children:
             await child.end(_KILL_PATIENCE)
+
+
+def text_in_child(path: str, timeout: float) -> str:
+    """What a file says, read in a child, for files whose reading may wait in the kernel for as long as a device likes.
+
+    Raises:
+        TimeoutError: nothing came in `timeout` seconds; the child is left if it cannot be killed. OSError: it cannot be read.
+    """
+    reading, writing = os.pipe()
+    try:
+        pid = fork(lambda: _copy(path, writing), keep=writing)
+        os.close(writing)
+        ready, _, _ = select.select([reading], [], [], timeout)
+        if not ready:
+            os.kill(pid, signal.SIGKILL)
+            raise TimeoutError(f"reading {path} has not ended in {timeout:g} s")
+        text = os.read(reading, _CHUNK)
+        if code := os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]):
+            raise OSError(code if code > 0 else errno.ECHILD, "it cannot be read", path)
+        return text.decode(errors="surrogateescape")
+    finally:
+        os.close(reading)
+
+
+def _copy(path: str, writing: int) -> int:
+    os.write(writing, os.read(os.open(path, os.O_RDONLY | os.O_CLOEXEC), _CHUNK))
+    return 0
 
 
 class _Child(Generic[T]):

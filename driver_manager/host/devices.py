@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from driver_manager.core.modalias import is_vfio
 from driver_manager.host.look import pci_devices
-from driver_manager.host.parsing import char_majors
+from driver_manager.host.parsing import char_majors, device_name
 from driver_manager.host.paths import Roots, names_in, resolve_in, text_of
 from driver_manager.names import NVIDIA
 
@@ -44,6 +45,8 @@ class GpuDevices:
     """The kernel's own names of nodes."""
     is_any_vfio: bool = False
     """Whether every VFIO group counts, because nothing tells whose they are."""
+    may_be_on_vfio: bool = False
+    """Whether a function of NVIDIA's is on vfio, or on its way from it: then it has no driver and may have a user all the same."""
 
     def has_number(self, number: Number) -> bool:
         """Whether a character device is a GPU's."""
@@ -72,9 +75,9 @@ class GpuDevices:
 
 def gpu_devices(roots: Roots) -> GpuDevices:
     """Reads which nodes are GPUs' now."""
-    drivers = char_majors(text_of(roots.proc / "devices") or "")
-    majors = {major for major, name in drivers.items() if _OWN_DRIVER.fullmatch(name)}
-    if _NVIDIA_MAJOR not in drivers:
+    by_major = char_majors(text_of(roots.proc / "devices") or "")
+    majors = {major for major, name in by_major.items() if _OWN_DRIVER.fullmatch(name)}
+    if _NVIDIA_MAJOR not in by_major:
         majors.add(_NVIDIA_MAJOR)
     paths = set(_drm_paths(roots))
     groups, is_any_vfio = _vfio_paths(roots)
@@ -84,7 +87,9 @@ def gpu_devices(roots: Roots) -> GpuDevices:
     for path in paths:
         if (number := _node_number(f"{roots.host}{path}")) is not None:
             numbers.add(number)
-    return GpuDevices(frozenset(majors), frozenset(numbers), frozenset(paths), names, is_any_vfio)
+    drivers = [device.driver for device in pci_devices(roots) if device.vendor == NVIDIA]
+    may_be_on_vfio = any(driver is None or is_vfio(driver) for driver in drivers)
+    return GpuDevices(frozenset(majors), frozenset(numbers), frozenset(paths), names, is_any_vfio, may_be_on_vfio)
 
 
 def number_by_name(roots: Roots, devices: GpuDevices, path: str) -> Number | None:
@@ -108,13 +113,12 @@ def _kernel_names(roots: Roots) -> dict[Number, str]:
     found: dict[Number, str] = {}
     for name in names_in(roots.sys / "dev/char"):
         major, _, minor = name.partition(":")
-        if not (major.isdigit() and minor.isdigit()) or (int(major) in _NEVER_GPUS and not roots.is_tree):
+        if not (major.isdecimal() and minor.isdecimal()) or (int(major) in _NEVER_GPUS and not roots.is_tree):
             continue
         # Links of a tree are followed inside it; the kernel follows its own, which costs a fifth. A tree's names decide its numbers.
         link = resolve_in(str(roots.own), f"/sys/dev/char/{name}") if roots.is_tree else f"/sys/dev/char/{name}"
-        for line in (text_of(roots.own / f"{link}/uevent".lstrip("/")) or "").splitlines():
-            if line.startswith("DEVNAME="):
-                found[int(major), int(minor)] = f"/dev/{line.removeprefix('DEVNAME=').removeprefix('/dev/')}"
+        if node := device_name(text_of(roots.own / f"{link}/uevent".lstrip("/")) or ""):
+            found[int(major), int(minor)] = node
     return found
 
 

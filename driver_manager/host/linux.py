@@ -125,8 +125,11 @@ class LinuxHost:
                 parts = await in_children([partial(share, number) for number in range(count)], READ_SECONDS)
             except TimeoutError as error:
                 raise _stuck(_look_at([pid for (pid,) in _PID.iter_unpack(at[:]) if pid])) from error
-        holders = sorted((holder for part in parts for holder in part.holders), key=lambda holder: holder.pid)
-        return HolderScan(tuple(holders), tuple(sorted(pid for part in parts for pid in part.unreadable)))
+        return HolderScan(
+            tuple(sorted((holder for part in parts for holder in part.holders), key=lambda holder: holder.pid)),
+            tuple(sorted(pid for part in parts for pid in part.unreadable)),
+            tuple(sorted((holder for part in parts for holder in part.by_device_alone), key=lambda holder: holder.pid)),
+        )
 
     async def _read(self, work: Callable[[], T], what: Callable[[], str]) -> T:
         """Reads in a thread, within a limit far above what it takes: some files of /proc wait for a lock of their process."""

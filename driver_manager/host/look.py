@@ -20,7 +20,7 @@ from driver_manager.core.snapshot import (
     PciDevice,
     Unloading,
 )
-from driver_manager.host.parsing import effective_capabilities, is_at_or_below, mount_line, mounts_at
+from driver_manager.host.parsing import effective_capabilities, is_at_or_below, lines_of, mount_line, mounts_at
 from driver_manager.host.paths import Roots, names_in, resolve_in, text_of
 from driver_manager.names import MELLANOX, NVIDIA
 
@@ -197,7 +197,7 @@ def is_run_shared(roots: Roots) -> bool | None:
     A yes proves little (Documentation/filesystems/sharedsubtree.rst): the result of an unmount is read back from the host. A no is certain.
     """
     text = text_of(roots.own / "proc/self/mountinfo") or ""
-    lines = [line.view for line in map(mount_line, text.splitlines()) if line is not None]
+    lines = [line.view for line in map(mount_line, lines_of(text)) if line is not None]
     covering = [view for view in lines if is_at_or_below(f"/{names.RUN_NVIDIA}", view.target)]
     return max(covering, key=lambda view: len(view.target)).is_shared if covering else None
 

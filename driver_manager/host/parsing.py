@@ -9,10 +9,15 @@ from driver_manager.core.snapshot import MountView
 
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 _POD = re.compile(
-    r"(?:^|[/-])pod(?P<uid>[0-9a-f]{8}(?P<sep>[-_])[0-9a-f]{4}(?P=sep)[0-9a-f]{4}(?P=sep)[0-9a-f]{4}(?P=sep)[0-9a-f]{12}"
-    r"|[0-9a-f]{32})(?=[./:]|$)"
+    r"(?:\A|[/-])pod(?P<uid>[0-9a-f]{8}(?P<sep>[-_])[0-9a-f]{4}(?P=sep)[0-9a-f]{4}(?P=sep)[0-9a-f]{4}(?P=sep)[0-9a-f]{12}"
+    r"|[0-9a-f]{32})(?=[./:]|\Z)"
 )
 _UNIT = re.compile(r"[^/]+\.(?:service|scope)")
+_NUMBER = re.compile(r"[0-9]{1,20}")
+_LETTER = re.compile(r"[A-Za-z]")
+_MAJOR = re.compile(r" *([0-9]{1,10}) (.+)")
+_MINOR = re.compile(r"^Device Minor:[ \t]*([0-9]{1,10})[ \t]*$", re.MULTILINE)
+_CAPABILITIES = re.compile(r"CapEff:\t([0-9a-f]{1,16})")
 DELETED: Final = " (deleted)"
 
 
@@ -22,6 +27,22 @@ class MountLine:
 
     view: MountView
     parent_id: int
+
+
+def lines_of(text: str) -> list[str]:
+    """The lines of a kernel text. A newline alone ends one: names may hold all the other signs that Python takes for the end of a line."""
+    return text.split("\n")
+
+
+def number(text: str) -> int:
+    """A number as the kernel writes it; Python's own reading takes underscores, signs and digits of other scripts too.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not _NUMBER.fullmatch(text):
+        raise ValueError(f"{text!r} is no number")
+    return int(text)
 
 
 def decode_octal(text: str) -> str:
@@ -35,13 +56,13 @@ def mount_line(line: str) -> MountLine | None:
     try:
         dash = fields.index("-", 6)
         view = MountView(
-            mount_id=int(fields[0]),
+            mount_id=number(fields[0]),
             target=decode_octal(fields[4]),
             fs_type=decode_octal(fields[dash + 1]),
             source=decode_octal(fields[dash + 2]) if len(fields) > dash + 2 else "",
             is_shared=any(field.startswith("shared:") for field in fields[6:dash]),
         )
-        return MountLine(view, int(fields[1]))
+        return MountLine(view, number(fields[1]))
     except (ValueError, IndexError):
         return None
 
@@ -54,7 +75,7 @@ def is_at_or_below(path: str, folder: str) -> bool:
 def mounts_at(text: str, folder: str) -> tuple[tuple[MountView, ...], tuple[str, ...]]:
     """The mounts at and below a folder in mountinfo's order, and the lines that could not be read."""
     found, bad = [], []
-    for line in text.split("\n"):
+    for line in lines_of(text):
         if not line.strip():
             continue
         parsed = mount_line(line)
@@ -69,14 +90,26 @@ def char_majors(text: str) -> dict[int, str]:
     """Major numbers of character devices by driver name, from /proc/devices; the last name given for a number stands."""
     majors: dict[int, str] = {}
     in_characters = False
-    for line in text.splitlines():
-        if line.endswith(":"):
+    for line in lines_of(text):
+        if line in ("Character devices:", "Block devices:"):
             in_characters = line.startswith("Character")
-            continue
-        number, _, name = line.strip().partition(" ")
-        if in_characters and number.isascii() and number.isdigit() and name:
-            majors[int(number)] = name.strip()
+        elif in_characters and (match := _MAJOR.fullmatch(line)):
+            majors[int(match[1])] = match[2]
     return majors
+
+
+def device_name(uevent: str) -> str | None:
+    """The path of a device's node, from its uevent file; the kernel gives names below /dev."""
+    for line in lines_of(uevent):
+        if line.startswith("DEVNAME=") and len(line) > len("DEVNAME="):
+            return f"/dev/{line.removeprefix('DEVNAME=').removeprefix('/dev/')}"
+    return None
+
+
+def gpu_minor(information: str) -> int | None:
+    """The minor number of a GPU's node, from /proc/driver/nvidia/gpus/ADDRESS/information."""
+    match = _MINOR.search(information)
+    return int(match[1]) if match else None
 
 
 def pod_uid(cgroup: str) -> str | None:
@@ -86,7 +119,7 @@ def pod_uid(cgroup: str) -> str | None:
     `-` under the systemd driver. A static pod's uid is a hash of 32 digits (its mirror in the API has it as annotation
     `kubernetes.io/config.hash`).
     """
-    match = _POD.search("\n".join(_paths(cgroup)))
+    match = next((match for path in _paths(cgroup) if (match := _POD.search(path))), None)
     return match["uid"].replace("_", "-") if match else None
 
 
@@ -102,7 +135,7 @@ def systemd_unit(cgroup: str) -> str | None:
 def _paths(cgroup: str) -> list[str]:
     """The cgroup paths, systemd's own hierarchy first."""
     ranked: list[tuple[int, str]] = []
-    for line in cgroup.splitlines():
+    for line in lines_of(cgroup):
         parts = line.split(":", 2)
         if len(parts) == 3:
             ranked.append((0 if parts[1] == "name=systemd" else 1 if not parts[1] else 2, parts[2]))
@@ -130,40 +163,46 @@ class ProcessState:
 
 def process_state(stat: str) -> ProcessState | None:
     """Reads /proc/PID/stat; the command in it may hold spaces and parentheses. None if it is unreadable."""
-    fields = stat.rpartition(")")[2].split()
+    _, is_there, rest = stat.rpartition(") ")
+    fields = rest.split(" ")
+    if not is_there or not _LETTER.fullmatch(fields[0]):
+        return None
     try:
-        return ProcessState(fields[0], int(fields[6]), int(fields[17]))
+        return ProcessState(fields[0], number(fields[6]), number(fields[17]))
     except (IndexError, ValueError):
         return None
 
 
 def effective_capabilities(status: str) -> int | None:
     """CapEff of a /proc/PID/status text."""
-    for line in status.splitlines():
+    for line in lines_of(status):
         if line.startswith("CapEff:"):
-            try:
-                return int(line.split()[1], 16)
-            except (IndexError, ValueError):
-                return None
+            match = _CAPABILITIES.fullmatch(line)
+            return int(match[1], 16) if match else None
     return None
 
 
 def without_module(modules: str, name: str) -> str:
     """The text of /proc/modules after a module has gone: its line, and its name and its count in the lines of others."""
-    return "".join(_without(line, name) for line in modules.splitlines(keepends=True))
+    return "".join(_without(line, name) for line in with_newlines(modules))
+
+
+def with_newlines(text: str) -> list[str]:
+    """The lines with their newlines; together they are the text."""
+    return re.findall(r"[^\n]*\n|[^\n]+", text)
 
 
 def _without(line: str, name: str) -> str:
-    fields = line.split(" ")
+    fields = line.removesuffix("\n").split(" ")
     if fields[0] == name:
         return ""
     if len(fields) < 4 or name not in (users := fields[3].split(",")):
         return line
     rest = ",".join(user for user in users if user != name)
     fields[3] = rest or "-"
-    if fields[2].isdigit():
+    if _NUMBER.fullmatch(fields[2]):
         fields[2] = str(max(0, int(fields[2]) - 1))
-    return " ".join(fields)
+    return " ".join(fields) + ("\n" if line.endswith("\n") else "")
 
 
 def is_permanent(modules: str, name: str) -> bool:
@@ -172,4 +211,4 @@ def is_permanent(modules: str, name: str) -> bool:
 
 
 def _module_fields(modules: str) -> Iterable[list[str]]:
-    return (fields for fields in (line.split() for line in modules.splitlines()) if len(fields) >= 4)
+    return (fields for fields in (line.split() for line in lines_of(modules)) if len(fields) >= 4)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from driver_manager.errors import ConfigError
-from driver_manager.host.parsing import mount_line
+from driver_manager.host.parsing import lines_of, mount_line
 
 _MOST_LINKS = 40
 _CONTAINER_HOST_ROOT = "/host"
@@ -53,7 +53,7 @@ def tree_roots(tree: Path) -> Roots:
 
 def machine_roots() -> Roots:
     """The machine this runs on: its root is /host if something is mounted there, else /."""
-    lines = (mount_line(line) for line in (text_of(Path("/proc/self/mountinfo")) or "").splitlines())
+    lines = (mount_line(line) for line in lines_of(text_of(Path("/proc/self/mountinfo")) or ""))
     has_host = any(line is not None and line.view.target == _CONTAINER_HOST_ROOT for line in lines)
     return Roots(host=Path(_CONTAINER_HOST_ROOT if has_host else "/"), own=Path("/"), is_tree=False)
 
@@ -66,7 +66,8 @@ def text_of(path: Path) -> str | None:
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO in its place must not hold us
-        with open(descriptor, encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123 - a descriptor, no path
+        # No translation of newlines: a name in a text of the kernel may hold a carriage return.
+        with open(descriptor, encoding="utf-8", errors="surrogateescape", newline="\n") as file:  # noqa: PTH123 - a descriptor, no path
             return file.read() if stat.S_ISREG(os.fstat(descriptor).st_mode) else None
     except PermissionError:
         raise

@@ -4,7 +4,6 @@ Each function is read by itself: one that cannot be read is left out and said, a
 """
 
 import json
-import re
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,13 +11,16 @@ from driver_manager import names
 from driver_manager.core.modalias import Alias, parse_aliases
 from driver_manager.core.snapshot import HolderScan
 from driver_manager.core.vfio import Bus, Function, Original
+from driver_manager.host.children import text_in_child
 from driver_manager.host.faults import replace_text
 from driver_manager.host.look import kernel_release, sees_all_processes
+from driver_manager.host.parsing import gpu_minor
 from driver_manager.host.paths import Roots, names_in, resolve_in, text_of
 from driver_manager.names import NVIDIA
 
 BUS: Final = "/sys/bus/pci"
-_MINOR: Final = re.compile(r"^Device Minor:\s*(\d+)\s*$", re.MULTILINE)
+LOCK_SECONDS: Final = 2.0
+"""Limit of a read that waits for the device's lock: a microsecond of work."""
 
 
 def read_bus(roots: Roots, holders: HolderScan | None = None) -> Bus:
@@ -61,7 +63,8 @@ def read_function(roots: Roots, address: str) -> Function:
     driver, group = _link(folder / "driver"), _link(folder / "iommu_group")
     if vendor != NVIDIA:
         return Function(address=address, vendor=vendor, device_class=device_class, driver=driver, group=group)
-    override = (text_of(folder / "driver_override") or "").strip()
+    is_enabled = (text_of(folder / "enable") or "0").strip() != "0"
+    override, is_locked = _override(roots, folder, is_suspicious=driver is None and is_enabled)
     return Function(
         address=address,
         vendor=vendor,
@@ -72,8 +75,24 @@ def read_function(roots: Roots, address: str) -> Function:
         modalias=(text_of(folder / "modalias") or "").strip(),
         is_virtual=(folder / "physfn").is_symlink() or (folder / "physfn").exists(),
         nodes=_nodes(roots, folder, address),
-        is_enabled=(text_of(folder / "enable") or "0").strip() != "0",
+        is_enabled=is_enabled,
+        is_locked=is_locked,
     )
+
+
+def _override(roots: Roots, folder: Path, *, is_suspicious: bool) -> tuple[str, bool]:
+    """The driver override, and whether the device is locked, so that it cannot be read.
+
+    The kernel takes the device's lock for this read, and a write to `unbind` that waits for the device's user has it. The link to the
+    driver is gone by then and the device still switched on: where it looks so, the read is made in a child.
+    """
+    path = folder / "driver_override"
+    if not is_suspicious or roots.is_tree:
+        return (text_of(path) or "").strip(), False
+    try:
+        return text_in_child(str(path), LOCK_SECONDS).strip(), False
+    except TimeoutError:
+        return "", True
 
 
 def _link(path: Path) -> str | None:
@@ -87,8 +106,8 @@ def _nodes(roots: Roots, folder: Path, address: str) -> frozenset[str]:
     found = {f"vfio/devices/{name}" for name in names_in(folder / "vfio-dev")}
     found |= {f"dri/{name}" for name in names_in(folder / "drm")}
     information = text_of(roots.proc / "driver/nvidia/gpus" / address / "information") or ""
-    if match := _MINOR.search(information):
-        found.add(f"nvidia{match[1]}")
+    if (minor := gpu_minor(information)) is not None:
+        found.add(f"nvidia{minor}")
     return frozenset(found)
 
 

@@ -4,15 +4,17 @@ On a real /proc each descriptor is asked for its number through its link, which 
 namespace it was opened. Filesystems are never asked (AT_STATX_DONT_SYNC), so a dead file server cannot hold the scan up. A mapping keeps a
 device without a descriptor; its line in `maps` has a name only, so candidates are looked up in `map_files`. What may not be looked at is
 reported and never counts as free. A descriptor on its way through a socket shows nowhere: the module's use count is the only sign of it.
+A device that vfio has given out has no number at all; where a card is on vfio it is known by the name of its link.
 """
 
+import contextlib
 import ctypes
 import os
 import re
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from driver_manager.core.snapshot import Holder, HolderScan
 from driver_manager.host.devices import GpuDevices, Number, gpu_devices, number_by_name
@@ -24,7 +26,8 @@ _MAPPING = re.compile(rb"([0-9a-f]+-[0-9a-f]+) ...([ps]) \S+ (\S+ \d+) +(/.+)")
 _CANDIDATE_MARKS = (b"s ", b"/dev/")
 """What each line of `maps` that may be a device's holds: it is shared (the last of four flags), or of something in a dev folder."""
 _NO_DEVICES = (b"/dev/shm/", b"/memfd:", b"/SYSV")
-
+VFIO_DEVICE: Final = "anon_inode:[vfio-device]"
+"""The link of a device that vfio has given out by its group: vfio_device_open_file of the kernel."""
 
 _LONGEST_NAME = 64
 
@@ -54,6 +57,7 @@ def scan(
     """
     probe = probe or gpu_probe(roots)
     holders: list[Holder] = []
+    by_device_alone: list[Holder] = []
     unreadable: list[int] = []
     proc = os.fsencode(roots.proc)
     for pid in others(roots) if pids is None else pids:
@@ -66,9 +70,12 @@ def scan(
             continue
         except OSError:
             continue  # it has ended
-        if found and (holder := _holder(roots.proc, pid, found)) is not None:
+        if found == {VFIO_DEVICE}:
+            if not _has_a_group(b"%b/%d/fd" % (proc, pid)) and (holder := _holder(roots.proc, pid, found)) is not None:
+                by_device_alone.append(holder)
+        elif found and (holder := _holder(roots.proc, pid, found - {VFIO_DEVICE})) is not None:
             holders.append(holder)
-    return HolderScan(tuple(holders), tuple(unreadable))
+    return HolderScan(tuple(holders), tuple(unreadable), tuple(by_device_alone))
 
 
 def gpu_probe(roots: Roots) -> Probe:
@@ -122,6 +129,21 @@ def _add_opened(found: set[str], folder: bytes, probe: Probe) -> int:
     for number in numbers:
         _add(found, probe, b"%b/%b" % (base, number))
     return len(numbers)
+
+
+def _has_a_group(folder: bytes) -> bool:
+    """Whether a process has a group or a node of vfio open: then the device that it has is of that."""
+    return any(link.startswith(b"/dev/vfio/") and link != b"/dev/vfio/vfio" for link in _links_in(folder))
+
+
+def _links_in(folder: bytes) -> Iterator[bytes]:
+    try:
+        names = os.listdir(folder)  # noqa: PTH208 - bytes
+    except OSError:
+        return
+    for name in names:
+        with contextlib.suppress(OSError):
+            yield os.readlink(b"%b/%b" % (folder, name))  # noqa: PTH115 - bytes
 
 
 def _add(found: set[str], probe: Probe, link: bytes) -> bool:
@@ -274,7 +296,7 @@ class TreeProbe:
             text = os.fsdecode(mapped)
         if not text.startswith("/"):
             if not text.startswith("."):
-                return None  # socket:[1], pipe:[2], anon_inode:x
+                return text if text == VFIO_DEVICE and self._devices.may_be_on_vfio else None  # else socket:[1], pipe:[2], anon_inode:x
             text = os.path.normpath(os.path.join(os.path.dirname(os.fsdecode(where)), text))  # noqa: PTH118, PTH120
         text = text.removesuffix(DELETED)
         if is_at_or_below(text, self._root):
@@ -313,9 +335,15 @@ class KernelProbe:
             if self._devices.has_path(name := os.fsdecode(mapped).removesuffix(DELETED)):
                 return name
             raise
+        if number is _ANONYMOUS and self._devices.may_be_on_vfio and os.readlink(where) == os.fsencode(VFIO_DEVICE):  # noqa: PTH115 - bytes
+            return VFIO_DEVICE
         if number is None or not self._devices.has_number(number):
             return None
         return self._devices.shown(os.fsdecode(os.readlink(where)).removesuffix(DELETED), number)  # noqa: PTH115
+
+
+_ANONYMOUS: Final[Number] = (-1, -1)
+"""In place of a number: a file of no kind, made by the kernel itself (fs/anon_inodes.c)."""
 
 
 def _number_reader() -> Any:
@@ -333,11 +361,13 @@ def _number_reader() -> Any:
         if statx(at_fdcwd, link, no_automount_dont_sync, want_type, buffer) != 0:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code), link)
-        return (major.value, minor.value) if mode.value & 0o170000 == stat.S_IFCHR else None
+        kind = mode.value & 0o170000
+        return (major.value, minor.value) if kind == stat.S_IFCHR else None if kind else _ANONYMOUS
 
     return number
 
 
 def _number_by_stat(link: bytes) -> Number | None:
     status = os.stat(link)  # noqa: PTH116 - bytes
-    return (os.major(status.st_rdev), os.minor(status.st_rdev)) if stat.S_ISCHR(status.st_mode) else None
+    kind = stat.S_IFMT(status.st_mode)
+    return (os.major(status.st_rdev), os.minor(status.st_rdev)) if kind == stat.S_IFCHR else None if kind else _ANONYMOUS

@@ -19,7 +19,16 @@ from typing import TypeVar
 from driver_manager.errors import DeviceStuck
 from driver_manager.host.calls import MNT_DETACH, Finished
 from driver_manager.host.faults import Faults, replace_text
-from driver_manager.host.parsing import DELETED, MountLine, is_at_or_below, is_permanent, mount_line, without_module
+from driver_manager.host.parsing import (
+    DELETED,
+    MountLine,
+    is_at_or_below,
+    is_permanent,
+    lines_of,
+    mount_line,
+    with_newlines,
+    without_module,
+)
 from driver_manager.host.paths import names_in, resolve_in, text_of
 from driver_manager.host.threads import in_thread
 from driver_manager.host.treepci import TreePci
@@ -182,7 +191,7 @@ class TreeCalls:
                 yield str(link.readlink()).removesuffix(DELETED).removeprefix(str(self._tree))
             except OSError:
                 continue
-        for line in (text_of(process / "maps") or "").splitlines():
+        for line in lines_of(text_of(process / "maps") or ""):
             fields = line.split(None, 5)
             if len(fields) == 6:
                 yield fields[5].removesuffix(DELETED)
@@ -216,7 +225,7 @@ class TreeCalls:
 
 def _without_mount(text: str, path: str) -> tuple[str, bool] | None:
     """The text of mountinfo without the top mount of a path and all on it, and whether there was something on it."""
-    lines = text.splitlines(keepends=True)
+    lines = with_newlines(text)
     parsed = [mount_line(line.rstrip("\n")) for line in lines]
     tops = [index for index, line in enumerate(parsed) if line is not None and line.view.target == path]
     if not tops:

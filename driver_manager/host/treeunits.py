@@ -1,7 +1,7 @@
 """The systemd of a directory tree: `run/systemd-units.json` says what each unit is like, and its processes are those of the tree.
 
-The file is `{"UNIT": {"active": true, "fails": "stop" | "start", "hang": "stop" | "start"}}`, each part optional. A unit that it
-does not name is active as long as a process of the tree is in its cgroup.
+The file is `{"UNIT": {"active": true, "failed": true, "fails": "stop" | "start", "hang": "stop" | "start"}}`, each part optional. A unit
+that it does not name is active as long as a process of the tree is in its cgroup, and else there is none of that name.
 """
 
 import json
@@ -30,7 +30,7 @@ class TreeUnits:
         """Answers one command line, without its first word; only `is-active`, `stop` and `start` exist."""
         verb, units = words[0], [word for word in words[1:] if not word.startswith("-")]
         if verb == "is-active":
-            states = ["active" if self._is_active(unit) else "inactive" for unit in units]
+            states = [self._state(unit) for unit in units]
             return Finished(0 if set(states) == {"active"} else 3, "".join(f"{state}\n" for state in states))
         code = 0
         for unit in units:
@@ -39,11 +39,19 @@ class TreeUnits:
             if self._about(unit).get("fails") == verb or verb not in ("stop", "start"):
                 code = 1
                 continue
+            if unit not in self._all() and not self._is_active(unit):
+                code = 5  # "Unit ... not loaded"
+                continue
             if verb == "stop":
                 for process in self._processes(unit):
                     shutil.rmtree(process)
             self._write(unit, is_active=verb == "start")
         return Finished(code, "")
+
+    def _state(self, unit: str) -> str:
+        if self._is_active(unit):
+            return "active"
+        return "failed" if self._about(unit).get("failed") else "inactive"
 
     def _is_active(self, unit: str) -> bool:
         about = self._about(unit)

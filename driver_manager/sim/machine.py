@@ -331,13 +331,22 @@ class Machine:
         unit = self.units.get(name)
         return unit.is_active if unit is not None else any(one.unit == name for one in self.processes.values())
 
+    def _unit(self, name: str) -> Unit | None:
+        """A unit that was added, or that its processes show; None where there is none of that name."""
+        if name not in self.units and self.is_unit_active(name):
+            self.units[name] = Unit(command=name.removesuffix(".service"))
+        return self.units.get(name)
+
     def stop_unit(self, name: str) -> None:
         """Stops a unit as systemctl does.
 
         Raises:
             ServiceFailed.
         """
-        unit = self.units.setdefault(name, Unit(command=name.removesuffix(".service")))
+        unit = self._unit(name)
+        if unit is None:
+            self.note("systemctl stop", name, "5")
+            return
         if unit.fails == "stop":
             self.note("systemctl stop", name, "1")
             raise ServiceFailed(f"the unit {name} was not stopped: systemctl ended with 1")
@@ -352,7 +361,10 @@ class Machine:
         Raises:
             ServiceFailed.
         """
-        unit = self.units.setdefault(name, Unit(command=name.removesuffix(".service")))
+        unit = self._unit(name)
+        if unit is None:
+            self.note("systemctl start", name, "5")
+            raise ServiceFailed(f"the unit {name} was not started: systemctl ended with 5")
         if unit.fails == "start":
             self.note("systemctl start", name, "1")
             raise ServiceFailed(f"the unit {name} was not started: systemctl ended with 1")

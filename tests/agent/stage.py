@@ -117,10 +117,10 @@ class Stage:
         run.outcome = await run.life.run(run.agent.uninstall(stop or asyncio.Event()))
         return run
 
-    async def restore(self, *, kill_at: int | None = None, stop: asyncio.Event | None = None) -> Run:
+    async def restore(self, *, kill_at: int | None = None, stop: asyncio.Event | None = None, keep_status: bool = False) -> Run:
         """`restore`."""
         run = self.start(kill_at=kill_at)
-        run.outcome = await run.life.run(run.agent.restore(stop or asyncio.Event()))
+        run.outcome = await run.life.run(run.agent.restore(stop or asyncio.Event(), keep_status=keep_status))
         return run
 
     def later(self, seconds: float, what: Callable[[], object]) -> None:

@@ -136,6 +136,23 @@ def test_n42_nothing_loaded_recycles_only_a_ready_plugin_behind_a_label() -> Non
     play(story, plugin_of("operand"))
 
 
+@pytest.mark.parametrize("mark", ["client", "standalone"])
+def test_n42_a_plugin_that_keeps_the_old_driver_is_named(mark: str) -> None:
+    """N42, R11: a plugin whose driver root is detached and that no label of its own takes off is left, and named with what to do."""
+
+    async def story(stage: Stage) -> None:
+        stage.world.machine(NODE).modules.clear()
+        _, plan = await stage.start().agent.plan()
+        (note,) = [note for note in plan.notes if "DRA plugin" in note]
+        assert plugin(stage).ref in note
+        run = await stage.run()
+        assert run.code == 0
+        assert (stage.evicted, stage.node_writes()) == ([], [])
+        assert not plugin(stage).is_gone
+
+    play(story, plugin_of(mark))
+
+
 # Who may be read ----------------------------------------------------------------------------------------------------
 
 

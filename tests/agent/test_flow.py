@@ -208,8 +208,9 @@ def test_n37_a_node_for_virtual_machines_keeps_its_gpus(is_loaded: bool) -> None
         machine.pci.append(GPU_ON_VFIO)
         if not is_loaded:
             machine.modules.clear()
-            machine.add_process("qemu-system-x86", ("/dev/vfio/7", "/dev/vfio/vfio"))
-        assert (await stage.run()).code == 0
+        user = machine.add_process("qemu-system-x86", ("/dev/vfio/7", "/dev/vfio/vfio"))
+        assert (await stage.run(holder_timeout=5.0)).code == 0
+        assert user.pid in machine.processes
         assert machine.pci[-1].driver == "vfio-pci"
         assert is_loaded or stage.evicted == []
 

@@ -7,7 +7,7 @@ import pytest
 from driver_manager import names
 from driver_manager.core.snapshot import PciDevice
 from driver_manager.errors import HostError
-from driver_manager.sim.faults import Do, Fail
+from driver_manager.sim.faults import Do, Fail, When
 from driver_manager.sim.machine import DRIVER_ROOT, Module
 from driver_manager.sim.objects import PodSpec
 from driver_manager.sim.scenarios import NAMESPACE, NODE
@@ -187,6 +187,45 @@ def test_n26_a_module_that_comes_back() -> None:
         stage.world.faults.on("remove_pid_file", Do(lambda: machine.load_driver(modules=("nvidia", "nvidia_peermem"))))
         assert (await stage.run()).code == 0
         stage.assert_free()
+
+    play(story)
+
+
+def test_n26_a_module_that_always_comes_back() -> None:
+    """N26: after one more round the run fails with the module's name, and the node is put back."""
+
+    async def story(stage: Stage) -> None:
+        machine = stage.world.machine(NODE)
+        stage.world.faults.on("remove_pid_file", Do(lambda: machine.load_driver(modules=("nvidia", "nvidia_peermem"))))
+        rounds: list[int] = []
+
+        def again() -> None:
+            if "nvidia_peermem" not in machine.modules and "nvidia" in machine.modules:
+                rounds.append(1)
+                machine.modules["nvidia_peermem"] = Module(name="nvidia_peermem", uses=("nvidia",), users=1)
+
+        stage.world.faults.on("unload_module", Do(again), when=When.AFTER, times=None)
+        run = await stage.run(unload_timeout=2.0)
+        assert rounds
+        assert (run.code, "nvidia_peermem" in run.sentence) == (75, True), run.sentence
+        await stage.assert_put_back()
+
+    play(story)
+
+
+def test_n26_peer_memory_goes_before_the_network_driver_is_waited_for() -> None:
+    """N26: it is what the network driver waits for: at the limit of that wait it has gone, and the sentence is about the network driver."""
+
+    async def story(stage: Stage) -> None:
+        machine = stage.world.machine(NODE)
+        machine.modules["ib_uverbs"] = Module(name="ib_uverbs")
+        machine.modules["nvidia_peermem"] = Module(name="nvidia_peermem", uses=("nvidia", "ib_uverbs"))
+        machine.pci.append(PciDevice(address="0000:5e:00.0", vendor="0x15b3", device_class="0x020000", driver=None))
+        run = await stage.run(gpu_direct_rdma_enabled=True, use_host_mofed=False, network_driver_timeout=5.0)
+        assert run.code == 75
+        assert "network driver" in run.sentence
+        assert set(machine.modules) == {"ib_uverbs"}
+        await stage.assert_put_back()
 
     play(story)
 

@@ -338,6 +338,20 @@ def test_restore_without_a_record() -> None:
     play(story)
 
 
+def test_restore_after_a_run_that_put_all_back() -> None:
+    """Decision 11: what a failed run said on the node stays when `restore` follows it by itself, and goes when a person calls it."""
+
+    async def story(stage: Stage) -> None:
+        said = '{"phase":"failed","reason":"held-by-process"}'
+        stage.world.edit_node(NODE, annotations={names.STATUS: said})
+        kept = await stage.restore(keep_status=True)
+        assert (kept.code, stage.world.node(NODE).annotations.get(names.STATUS)) == (0, said)
+        assert (await stage.restore()).code == 0
+        assert names.STATUS not in stage.world.node(NODE).annotations
+
+    play(story)
+
+
 def test_the_lock_is_held() -> None:
     """Decision 4: while another run holds the node's lock this one waits its limit, then ends with 75 naming the holder."""
 

@@ -190,7 +190,7 @@ def test_stopped_anywhere() -> None:
 
 
 def test_another_boot_drops_the_host_half() -> None:
-    """After a reboot the record's services are nobody's business: the boot has started what is to run."""
+    """N54: after a reboot the record's services are nobody's business: the boot has started what is to run."""
 
     async def story(stage: Stage) -> None:
         run = await stage.run(kill_at=10_000, holder_timeout=1.0, host_services=((FABRIC, HostAction.WAIT),))

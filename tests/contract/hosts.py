@@ -5,16 +5,18 @@ from __future__ import annotations
 import abc
 import contextlib
 import fcntl
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from driver_manager import names
 from driver_manager.core.snapshot import PciDevice, Unloading
 from driver_manager.host import open_host
 from driver_manager.ports import Host
 from driver_manager.sim.clock import SimClock
-from driver_manager.sim.machine import Machine
+from driver_manager.sim.machine import Machine, Unit
 from driver_manager.sim.world import World
 from tests.host.trees import Tree
 
@@ -75,6 +77,14 @@ class HostStage(abc.ABC):
         """A GPU of the IOMMU group 7 that is bound to vfio-pci."""
 
     @abc.abstractmethod
+    def unit(self, name: str, *, state: str = "active", fails: str = "", hangs: str = "") -> None:
+        """A systemd unit of state active, inactive or failed; `stop` or `start` may fail or hang."""
+
+    @abc.abstractmethod
+    def no_systemd(self) -> None:
+        """Systemd cannot be asked."""
+
+    @abc.abstractmethod
     def calls(self) -> list[tuple[str, str, str]]:
         """The changing calls so far: name, argument, result."""
 
@@ -132,6 +142,14 @@ class SimHostStage(HostStage):
     def gpu_on_vfio(self, address: str) -> None:
         self.machine.pci.append(PciDevice(address=address, vendor="0x10de", device_class="0x030200", driver="vfio-pci"))
 
+    def unit(self, name: str, *, state: str = "active", fails: str = "", hangs: str = "") -> None:
+        unit = self.machine.units[name] = Unit(command="daemon", is_active=state == "active", fails=fails)
+        if hangs:
+            setattr(unit, f"{hangs}_seconds", 1e6)
+
+    def no_systemd(self) -> None:
+        self.machine.has_systemd = False
+
     def calls(self) -> list[tuple[str, str, str]]:
         return [(call.call, call.argument, call.result) for call in self.machine.calls]
 
@@ -145,6 +163,7 @@ class TreeHostStage(HostStage):
         self.tree.file("proc/sys/kernel/random/boot_id", "4b4c4a0e-6b0f-4c38-9f0e-0c1f0e5f9a11\n")
         self.host, self.other = open_host(root, SimClock()), open_host(root, SimClock())
         self._next_pid = 500
+        self._units: dict[str, dict[str, Any]] = {}
 
     def load(self, *, users_of_nvidia: int = 0) -> None:
         self.tree.module("nvidia", holders=["nvidia_uvm", "nvidia_modeset"], users=users_of_nvidia)
@@ -200,6 +219,13 @@ class TreeHostStage(HostStage):
 
     def gpu_on_vfio(self, address: str) -> None:
         self.tree.gpu(address, driver="vfio-pci", group="7")
+
+    def unit(self, name: str, *, state: str = "active", fails: str = "", hangs: str = "") -> None:
+        self._units[name] = {"active": state == "active", "failed": state == "failed", "fails": fails, "hang": hangs}
+        self.tree.file("run/systemd-units.json", json.dumps(self._units))
+
+    def no_systemd(self) -> None:
+        self.tree.faults({"call": "execve", "argument": "systemctl", "errno": "ENOENT"})
 
     def calls(self) -> list[tuple[str, str, str]]:
         return [(call, str(argument), str(result)) for call, argument, result in self.tree.results()]

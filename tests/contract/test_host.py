@@ -11,7 +11,7 @@ import pytest
 
 from driver_manager import names
 from driver_manager.core.snapshot import MountView, Unloading
-from driver_manager.errors import DeviceInUse, DeviceStuck, HostError, InvariantBroken, LockHeld, ModuleInUse, MountBusy
+from driver_manager.errors import DeviceInUse, DeviceStuck, HostError, InvariantBroken, LockHeld, ModuleInUse, MountBusy, ServiceFailed
 from tests.contract.hosts import POD_UID, ROOT, HostStage, SimHostStage, TreeHostStage
 
 
@@ -263,7 +263,7 @@ async def test_the_lock_is_freed_by_an_error(machine: HostStage) -> None:
 
 
 async def test_the_hosts_own_driver(machine: HostStage) -> None:
-    """What nvidia-smi says; nothing where it is not there, fails, or hangs."""
+    """N25: what nvidia-smi says; nothing where it is not there, fails, or hangs."""
     assert await machine.host.host_driver_version(1) is None
     machine.smi("550.54.15")
     assert await machine.host.host_driver_version(1) == "550.54.15"
@@ -272,3 +272,98 @@ async def test_the_hosts_own_driver(machine: HostStage) -> None:
     machine.smi("550.54.15", hangs=True)
     assert await machine.host.host_driver_version(0.2) is None
     machine.smi("550.54.15")
+
+
+# Services -----------------------------------------------------------------------------------------------------------
+
+UNIT = "nvidia-persistenced.service"
+
+
+async def active(machine: HostStage, *units: str) -> list[bool]:
+    """Which of the units are active, in their order."""
+    states = await machine.host.services(units)
+    assert list(states) == list(units)
+    return [states[unit] for unit in units]
+
+
+async def test_n29_the_states_of_units(machine: HostStage) -> None:
+    """N29: only an active unit is active: not one that is inactive, has failed, or is not there; no question has no answers."""
+    for state in ("active", "inactive", "failed"):
+        machine.unit(f"{state}.service", state=state)
+    units = ("failed.service", "active.service", "missing.service", "inactive.service")
+    assert await active(machine, *units) == [False, True, False, False]
+    assert await active(machine) == []
+
+
+async def test_n29_a_unit_is_stopped_and_started(machine: HostStage) -> None:
+    """N29: it is so when the call returns; the same call once more is fine; other units are left alone."""
+    machine.unit(UNIT)
+    machine.unit("other.service")
+    for _ in range(2):
+        await machine.host.stop_service(UNIT, 5)
+        assert await active(machine, UNIT, "other.service") == [False, True]
+    for _ in range(2):
+        await machine.host.start_service(UNIT, 5)
+        assert await active(machine, UNIT, "other.service") == [True, True]
+
+
+@pytest.mark.parametrize("state", ["inactive", "failed"])
+async def test_a_unit_that_does_not_run(machine: HostStage, state: str) -> None:
+    """A stop has nothing to do and is fine, a start starts it."""
+    machine.unit(UNIT, state=state)
+    await machine.host.stop_service(UNIT, 5)
+    assert await active(machine, UNIT) == [False]
+    await machine.host.start_service(UNIT, 5)
+    assert await active(machine, UNIT) == [True]
+
+
+async def test_a_unit_of_a_process_stops_with_it(machine: HostStage) -> None:
+    """A unit known by its process alone is active; its stop ends the process; it can be started again."""
+    pid = machine.hold("/dev/nvidia0", unit=UNIT)
+    assert await active(machine, UNIT) == [True]
+    await machine.host.stop_service(UNIT, 5)
+    assert await active(machine, UNIT) == [False]
+    assert pid not in [one.pid for one in (await machine.host.holders()).holders]
+    await machine.host.start_service(UNIT, 5)
+    assert await active(machine, UNIT) == [True]
+
+
+@pytest.mark.parametrize(("verb", "stays"), [("stop", True), ("start", False)])
+async def test_a_unit_that_refuses(machine: HostStage, verb: str, stays: bool) -> None:
+    """ServiceFailed with the unit's name; it is as it was."""
+    machine.unit(UNIT, state="active" if stays else "failed", fails=verb)
+    call = machine.host.stop_service if verb == "stop" else machine.host.start_service
+    with pytest.raises(ServiceFailed, match=rf"{UNIT} was not {'stopped' if stays else 'started'}") as caught:
+        await call(UNIT, 5)
+    assert caught.value.exit_code == 75
+    assert await active(machine, UNIT) == [stays]
+
+
+@pytest.mark.parametrize("verb", ["stop", "start"])
+async def test_a_unit_that_takes_too_long(machine: HostStage, verb: str) -> None:
+    """ServiceFailed with its name and the limit, at the limit."""
+    machine.unit(UNIT, state="active" if verb == "stop" else "inactive", hangs=verb)
+    call = machine.host.stop_service if verb == "stop" else machine.host.start_service
+    began = time.monotonic()
+    with pytest.raises(ServiceFailed, match=rf"{UNIT} was not .*not within 0.3 s"):
+        await call(UNIT, 0.3)
+    assert time.monotonic() - began < 5
+    machine.unit(UNIT)
+
+
+async def test_a_unit_that_is_not_there(machine: HostStage) -> None:
+    """To stop it is fine, as nothing runs; to start it is ServiceFailed; it does not come to be by either."""
+    await machine.host.stop_service("missing.service", 5)
+    with pytest.raises(ServiceFailed, match=r"missing\.service was not started"):
+        await machine.host.start_service("missing.service", 5)
+    assert await active(machine, "missing.service") == [False]
+
+
+async def test_without_systemd(machine: HostStage) -> None:
+    """Each question and change is a HostError that says so, and no ServiceFailed: the unit is not to blame."""
+    machine.unit(UNIT)
+    machine.no_systemd()
+    for call in (machine.host.services([UNIT]), machine.host.stop_service(UNIT, 5), machine.host.start_service(UNIT, 5)):
+        with pytest.raises(HostError, match="systemd cannot be asked") as caught:
+            await call
+        assert type(caught.value) is HostError

@@ -225,6 +225,7 @@ def test_restarting_a_plugin_keeps_an_adopted_record() -> None:
         uid="pl",
         owner=Owner("DaemonSet", "d"),
         labels={"app": "nvidia-dra-driver-kubelet-plugin"},
+        node_selector={DRA: "true"},
         is_ready=True,
     )
     seen = replace(NOTHING, pods=(plugin,), node=replace(NODE, labels={LABEL: "true", DRA: "true"}))

@@ -32,6 +32,7 @@ from driver_manager.core.vfio import (
     undo_writes,
     units_of,
     wanted_of_all,
+    without_vfio,
     worst,
     writes_of,
 )
@@ -297,6 +298,56 @@ def test_a_user_that_cannot_be_seen() -> None:
         there = bus(gpu, sees_all_processes=sees)
         (unit,) = units_of(there, [gpu])
         assert decide_unbind(there, unit, probe=True).result is result
+
+
+def test_a_user_that_shows_the_device_alone() -> None:
+    """N37: a process with a vfio device and no group is named where a function is switched on; where none is, it is somebody else's."""
+    alone = HolderScan(by_device_alone=held_by("anon_inode:[vfio-device]").holders)
+    for is_enabled, result in ((True, Result.REFUSED), (False, Result.PLANNED)):
+        gpu = replace(GPU, driver="vfio-pci", is_enabled=is_enabled)
+        there = bus(gpu, holders=alone)
+        (unit,) = units_of(there, [gpu])
+        decision = decide_unbind(there, unit, probe=True)
+        assert decision.result is result
+        assert not is_enabled or "4711" in decision.because
+
+
+@pytest.mark.parametrize(
+    ("scan", "result", "code"),
+    [
+        (held_by("/dev/vfio/7"), Result.REFUSED, Exit.AGAIN),
+        (HolderScan(by_device_alone=held_by("anon_inode:[vfio-device]").holders), Result.REFUSED, Exit.AGAIN),
+        (held_by("/dev/vfio/8"), Result.STUCK, Exit.CANNOT_UNLOAD),
+        (HolderScan(), Result.STUCK, Exit.CANNOT_UNLOAD),
+    ],
+)
+def test_n39_nothing_is_written_to_a_locked_device(scan: HolderScan, result: Result, code: Exit) -> None:
+    """N39: while an earlier write has not come back no way makes another; who it waits for is named where that shows."""
+    gpu = replace(GPU, driver=None, is_enabled=True, is_locked=True)
+    there = bus(gpu, holders=scan, originals={GPU.address: Original("nvidia", "")})
+    (unit,) = units_of(there, [gpu])
+    for decision in (decide_bind(there, unit), decide_unbind(there, unit, probe=True), decide_release(there, unit)):
+        assert (decision.result, decision.code, decision.moves) == (result, code, ())
+        assert result is Result.STUCK or "4711" in decision.because
+
+
+def test_n39_a_group_in_use_gets_no_native_driver() -> None:
+    """N39: a function without a driver goes to no native one while a machine has its group; to vfio it may."""
+    gpu = replace(GPU, driver=None)
+    there = bus(gpu, holders=held_by("/dev/vfio/7"), originals={GPU.address: Original("nvidia", "")})
+    (unit,) = units_of(there, [gpu])
+    assert decide_unbind(there, unit, probe=True).result is Result.REFUSED
+    assert decide_bind(there, unit).result is Result.PLANNED
+
+
+def test_users_through_vfio_are_left_out() -> None:
+    """N37: of a process that has both kinds open the native one is left; the control node of vfio counts for nothing."""
+    machine, both, native = (
+        Holder(pid=pid, command="x", devices=devices)
+        for pid, devices in ((1, ("/dev/vfio/7", "/dev/vfio/vfio")), (2, ("/dev/nvidia0", "/dev/vfio/7")), (3, ("/dev/nvidia1",)))
+    )
+    left = HolderScan((replace(both, devices=("/dev/nvidia0",)), native), (9,))
+    assert without_vfio(HolderScan((machine, both, native), (9,))) == left
 
 
 # The way back -------------------------------------------------------------------------------------------------------

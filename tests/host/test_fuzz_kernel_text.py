@@ -5,17 +5,21 @@ Each parser is held to a second, slow and obvious reading of the same text, or t
 
 from __future__ import annotations
 
+import inspect
 import string
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver_manager.core.snapshot import ModuleState
+from driver_manager.core.modalias import Alias, Modalias, parse_aliases, parse_modalias
+from driver_manager.core.snapshot import ModuleState, MountView
 from driver_manager.host import parsing
 from driver_manager.host.look import module_view
-from driver_manager.host.paths import tree_roots
+from driver_manager.host.paths import text_of, tree_roots
 from driver_manager.host.scan import scan
+from tests.fuzz import kernel_text
 
 from .trees import Tree
 
@@ -54,19 +58,81 @@ def test_damaged_mountinfo_never_names_a_mount_outside(damages: list[tuple[int, 
     assert len(readable) + len(bad) == len(lines)
 
 
-@given(st.text("01234567\\ abc", max_size=30))
-def test_octal_escapes_are_undone_once(text: str) -> None:
-    """As the kernel's own mangling says: each backslash with three digits is one sign, and what comes out is not looked at again."""
-    slow, at = "", 0
-    while at < len(text):
-        digits = text[at + 1 : at + 4]
-        if text[at] == "\\" and len(digits) == 3 and all(digit in "01234567" for digit in digits):
-            slow += chr(int(digits, 8))
-            at += 4
-        else:
-            slow += text[at]
-            at += 1
-    assert parsing.decode_octal(text) == slow
+SEEDS = [seed[:300] for seeds in kernel_text.SEEDS.values() for seed in seeds]
+PIECES = [*SEEDS, *(piece for seed in SEEDS for separator in " \n" for piece in seed.split(separator))]
+SIGNS = [" ", "\n", ":", "/", "\r", "\x0b", "\x1c", "\x85", "\u2028", "²", "_"]
+TEXTS = st.lists(st.one_of(st.sampled_from([*PIECES, *SIGNS]), WORDS), max_size=12).map("".join)
+
+
+@pytest.mark.parametrize("name", kernel_text.PROPERTIES)
+@given(text=TEXTS)
+def test_no_text_is_read_wrongly(name: str, text: str) -> None:
+    """Pieces of kernel texts in any order, with the signs that Python takes for ends of lines: each parser's property holds."""
+    kernel_text.PROPERTIES[name](text)
+
+
+@pytest.mark.parametrize("name", kernel_text.PROPERTIES)
+def test_what_was_read_wrongly_once_is_not_again(name: str) -> None:
+    """The properties hold for the seeds of the fuzzing, each parser's own and all others'."""
+    for seed in (seed for seeds in kernel_text.SEEDS.values() for seed in seeds):
+        kernel_text.PROPERTIES[name](seed)
+
+
+def test_every_parser_has_a_property() -> None:
+    """A parser that is added without a property is told here, and a property without seeds."""
+    public = {name for name, value in vars(parsing).items() if inspect.isfunction(value) and value.__module__ == parsing.__name__}
+    text = Path(kernel_text.__file__).read_text()
+    helpers = {"lines_of", "with_newlines", "number", "is_at_or_below"}
+    assert [name for name in sorted(public - helpers) if not name.startswith("_") and f"parsing.{name}(" not in text] == []
+    assert set(kernel_text.SEEDS) == set(kernel_text.PROPERTIES)
+
+
+NAMES = st.text(st.characters(exclude_characters="\n\0", exclude_categories=["Cs"]), min_size=1, max_size=12)
+"""What a name may hold: anything but a newline, which the kernel escapes or forbids."""
+NUMBERS = st.integers(0, 2**31 - 1)
+
+
+@given(NUMBERS, NUMBERS, st.lists(NAMES, min_size=1, max_size=3), NAMES, NAMES, st.booleans())
+def test_a_mount_comes_back_as_the_kernel_writes_it(
+    number: int, parent: int, target: list[str], kind: str, source: str, is_shared: bool
+) -> None:
+    """Numbers, names of any signs, propagation."""
+    view = MountView(mount_id=number, target="/" + "/".join(target), fs_type=kind, source=source, is_shared=is_shared)
+    line = parsing.MountLine(view, parent)
+    text = kernel_text.mountinfo_line(line)
+    assert parsing.mount_line(text.removesuffix("\n")) == line
+    assert parsing.mounts_at(text * 2, "/") == ((view, view), ())
+
+
+@given(st.dictionaries(st.integers(0, 4095), NAMES, max_size=6))
+def test_majors_come_back(majors: dict[int, str]) -> None:
+    """Numbers and names of any signs."""
+    assert parsing.char_majors(kernel_text.devices(majors)) == majors
+
+
+HEXES = st.one_of(st.just("*"), st.text("0123456789ABCDEF", min_size=1, max_size=8))
+
+
+@given(st.lists(st.tuples(st.lists(HEXES, min_size=7, max_size=7), MODULE_NAMES), max_size=4))
+def test_a_table_of_aliases_comes_back(entries: list[tuple[list[str], str]]) -> None:
+    """Every pattern with its module, in order, among lines of other buses."""
+    table = tuple(Alias(Modalias(*fields), module) for fields, module in entries)
+    assert parse_aliases(f"alias pci:v*d*sv*sd*bc*sc*i* other\n{kernel_text.aliases(table)}# end") == table
+    assert all(parse_modalias(kernel_text.modalias(alias.pattern)) == alias.pattern for alias in table)
+
+
+@given(NAMES, NUMBERS)
+def test_what_a_device_is_called_comes_back(name: str, minor: int) -> None:
+    """The node of a uevent file, and a GPU's minor number."""
+    assert parsing.device_name(f"MAJOR=1\nDEVNAME={name}\nDEVMODE=0666\n") == f"/dev/{name.removeprefix('/dev/')}"
+    assert parsing.gpu_minor(f"Model: \t\t {name}\nDevice Minor: \t {minor}\n") == minor
+
+
+def test_a_file_is_read_as_it_is(tmp_path: Path) -> None:
+    """A carriage return in a name stays one, and ends no line."""
+    (tmp_path / "mountinfo").write_bytes(b"30 1 0:4 / /run/nvidia/driver/a\rb rw - tmpfs tmpfs rw\n")
+    found, bad = parsing.mounts_at(text_of(tmp_path / "mountinfo") or "", "/run/nvidia/driver")
+    assert ([view.target for view in found], bad) == (["/run/nvidia/driver/a\rb"], ())
 
 
 @given(st.integers(1, 2**22), WORDS, st.sampled_from("RSDZXTtIxP"), st.integers(0, 2**32 - 1), st.integers(0, 2**20), DAMAGE)

@@ -117,7 +117,7 @@ async def test_n39_a_gpu_that_cannot_be_put_back_is_said(tree: Tree, pci: TreePc
 
 
 async def test_notes_of_another_boot_do_not_count(tree: Tree) -> None:
-    """What was noted before a reboot says nothing about now; a file that is no such note neither."""
+    """N54: what was noted before a reboot says nothing about now; a file that is no such note neither."""
     roots = tree_roots(tree.root)
     tree.file("proc/sys/kernel/random/boot_id", "one\n")
     write_originals(roots, {GPU: Original("nvidia", ""), "0000:01:00.0": Original(None, "x")})

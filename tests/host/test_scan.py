@@ -54,6 +54,28 @@ async def test_a_holder_is_known_by_pod_or_unit(tree: Tree, host: LinuxHost) -> 
     assert found.unreadable == ()
 
 
+async def test_n29_every_kind_of_holder_on_one_host(tree: Tree, host: LinuxHost) -> None:
+    """N29: daemons by their units, a display server by its DRM node, a container's process by its pod, one of nobody; no zombie."""
+    tree.gpu()
+    tree.file("sys/bus/pci/devices/0000:3b:00.0/drm/card0/dev", "226:0\n")
+    pod = f"0::/kubepods.slice/kubepods-pod{UID.replace('-', '_')}.slice/cri-containerd-{'b' * 64}.scope\n"
+    tree.process(11, fds=["/dev/nvidiactl"], comm="nv-fabricmanager", cgroup="0::/system.slice/nvidia-fabricmanager.service\n")
+    tree.process(12, fds=["/dev/nvidia0"], comm="nvidia-persiste", cgroup="0::/system.slice/nvidia-persistenced.service\n")
+    tree.process(13, fds=["/dev/dri/card0"], comm="Xorg", cgroup="0::/user.slice/user-1000.slice/session-3.scope\n")
+    tree.process(14, fds=["/dev/nvidia0"], comm="python3", cgroup=pod)
+    tree.process(15, fds=["/dev/nvidia0"], comm="python3")
+    tree.process(16, fds=["/dev/nvidia0"], comm="defunct", state="Z")
+    found = await host.holders()
+    assert [(each.pid, each.command, each.devices, each.pod_uid or each.unit) for each in found.holders] == [
+        (11, "nv-fabricmanager", ("/dev/nvidiactl",), "nvidia-fabricmanager.service"),
+        (12, "nvidia-persiste", ("/dev/nvidia0",), "nvidia-persistenced.service"),
+        (13, "Xorg", ("/dev/dri/card0",), "session-3.scope"),
+        (14, "python3", ("/dev/nvidia0",), UID),
+        (15, "python3", ("/dev/nvidia0",), None),
+    ]
+    assert found.unreadable == ()
+
+
 @pytest.mark.parametrize(
     "target",
     [
@@ -112,6 +134,20 @@ async def test_every_vfio_group_counts_where_nothing_tells_them_apart(tree: Tree
     """Without a PCI bus to ask, a VFIO group may be a GPU's."""
     tree.process(3, fds=["/dev/vfio/12", "/dev/vfio/vfio"])
     assert await devices_held(host) == {3: ("/dev/vfio/12",)}
+
+
+@pytest.mark.parametrize("driver", ["vfio-pci", None, "nvidia"])
+async def test_n37_a_device_of_vfio_without_its_group(tree: Tree, host: LinuxHost, driver: str | None) -> None:
+    """N37: such a process is kept apart, as nobody can say whose device it has; with a group open it is that group's."""
+    tree.gpu(driver=driver, group="12")
+    device = "anon_inode:[vfio-device]"
+    tree.process(3, fds=[device, "anon_inode:[eventpoll]"])
+    tree.process(4, fds=[device, "/dev/vfio/9", "/dev/vfio/vfio"])
+    tree.process(5, fds=[device, "/dev/vfio/12"])
+    tree.process(6, fds=["anon_inode:[eventpoll]", "/dev/vfio/vfio"])
+    scan = await host.holders()
+    assert [(holder.pid, holder.devices) for holder in scan.holders] == [(5, ("/dev/vfio/12",))]
+    assert [holder.pid for holder in scan.by_device_alone] == ([] if driver == "nvidia" else [3])
 
 
 async def test_a_card_is_known_by_its_class_too(tree: Tree, host: LinuxHost) -> None:

@@ -11,6 +11,7 @@ from tests.vm.machine import GPUS, NETWORK, Guest, Hardware, State, joined
 IMPORTS = ("tests.vm.inside", "driver_manager.cli.commands")
 """What a guest imports before it is saved. Nothing of it knows Kubernetes: that would take seconds."""
 NETWORK_IMPORTS = (*IMPORTS, "tests.vm.cluster")
+SYSTEMD_IMPORTS = (*IMPORTS, "tests.vm.systemd")
 _SPOOFED = ("insmod", "/modules/nvspoof.ko", "slots=00:05.0,00:05.1,00:06.0")
 
 
@@ -37,6 +38,13 @@ def project_initrd(parts: Path, folder: Path) -> Path:
     return initrd
 
 
+def systemd_initrd(parts: Path, folder: Path) -> Path:
+    """The same with systemd."""
+    initrd = folder / "systemd.cpio"
+    joined([parts / "root.cpio", parts / "modules.cpio", parts / "systemd.cpio", project_layer(folder)], initrd)
+    return initrd
+
+
 def saved_guest(parts: Path, initrd: Path) -> State:
     """Boots a guest whose emulated cards look like NVIDIA's, and saves it."""
     hardware = Hardware(parts / "vmlinux", initrd, options=f"intel_iommu=on vmtest.import={','.join(IMPORTS)}")
@@ -51,6 +59,16 @@ def saved_guest_with_network(parts: Path, initrd: Path) -> State:
     with Guest(hardware) as guest:
         _spoof(guest)
         guest.call("tests.vm.inside", "join_network")
+        return guest.save()
+
+
+def saved_guest_with_systemd(parts: Path, initrd: Path) -> State:
+    """The same with systemd as the first process, and the unit installed by the project's own command."""
+    options = f"intel_iommu=on rdinit=/usr/lib/systemd/systemd vmtest.import={','.join(SYSTEMD_IMPORTS)}"
+    with Guest(Hardware(parts / "vmlinux", initrd, options=options)) as guest:
+        _spoof(guest)
+        installed = guest.run("driver-manager", "install-systemd")
+        assert installed.code == 0, installed.err
         return guest.save()
 
 

@@ -21,7 +21,7 @@ LOCAL_NODE = Path("/run/nvidia/driver-manager.node.json")
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A run of `driver-manager --no-cluster`, in a fork of this process: the installed code without the seconds that its start takes."""
+    """A run of `driver-manager --no-cluster`, in a fork: the installed code without the seconds that its start takes."""
 
     pid: int
     log: Path
@@ -53,25 +53,34 @@ class Command:
 
 def command(*words: str, **settings: str) -> Command:
     """Starts the command; settings are its environment."""
+    return _started(words, {"NO_CLUSTER": "true", **settings}, "driver-manager")
+
+
+def vfio_manage(*words: str) -> Command:
+    """Starts the other command."""
+    return _started(words, {}, "vfio-manage")
+
+
+def _started(words: Sequence[str], settings: Mapping[str, str], program: str) -> Command:
     number, path = tempfile.mkstemp(prefix="command-", dir="/tmp")
     pid = os.fork()
     if not pid:
-        become(words, {"NO_CLUSTER": "true", **settings}, number, number)
+        become(words, settings, number, number, program)
     os.close(number)
     return Command(pid, Path(path))
 
 
-def become(words: Sequence[str], settings: Mapping[str, str], out: int, err: int) -> NoReturn:
-    """Makes this process a run of the command; what it prints goes to two descriptors."""
-    from driver_manager.cli.main import main
+def become(words: Sequence[str], settings: Mapping[str, str], out: int, err: int, program: str = "driver-manager") -> NoReturn:
+    """Makes this process a run of a command; what it prints goes to two descriptors."""
+    from driver_manager.cli import main, vfio
 
     code = 1
     try:
         os.dup2(out, 1)
         os.dup2(err, 2)
         os.environ.update(LOG_FORMAT="json", **settings)
-        sys.argv = ["driver-manager", *words]
-        main()
+        sys.argv = [program, *words]
+        (vfio if program == "vfio-manage" else main).main()
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
     except BaseException:

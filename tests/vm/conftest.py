@@ -12,7 +12,15 @@ import pytest
 
 from tests.e2e.world import StockNode
 from tests.kube.controlplane import ControlPlane
-from tests.vm.boot import NoGuests, prepared_parts, project_initrd, saved_guest, saved_guest_with_network
+from tests.vm.boot import (
+    NoGuests,
+    prepared_parts,
+    project_initrd,
+    saved_guest,
+    saved_guest_with_network,
+    saved_guest_with_systemd,
+    systemd_initrd,
+)
 from tests.vm.machine import Guest, State
 from tests.vm.world import GuestNode
 
@@ -70,3 +78,19 @@ def guest_node(control_plane: ControlPlane, namespace: str, networked_state: Sta
         node = StockNode(control_plane, namespace, tmp_path)
         stack.callback(node.remove)
         yield GuestNode(node, lambda: stack.enter_context(Guest.of(networked_state)))
+
+
+@pytest.fixture(scope="session")
+def systemd_state(vm_parts: Path) -> Iterator[State]:
+    """The state that tests with systemd start from."""
+    with tempfile.TemporaryDirectory(prefix="dm-vm-systemd-") as folder:
+        state = saved_guest_with_systemd(vm_parts, systemd_initrd(vm_parts, Path(folder)))
+        yield state
+        state.forget()
+
+
+@pytest.fixture
+def systemd_guest(systemd_state: State) -> Iterator[Guest]:
+    """A fresh guest with systemd and the installed unit: nothing of the driver loaded."""
+    with Guest.of(systemd_state) as guest:
+        yield guest

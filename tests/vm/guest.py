@@ -25,8 +25,8 @@ def vm(test: Test) -> Test:
     return marked
 
 
-def runs_in(fixture: str) -> Callable[[Test], Test]:
-    """Makes a function without parameters a test that runs in a fresh guest.
+def runs_in(fixture: str, limit: float = LIMIT_SECONDS) -> Callable[[Test], Test]:
+    """Makes a function without parameters a test that runs in a fresh guest, `limit` seconds at most.
 
     Here it becomes a test that asks the guest of a fixture to run it; in the guest it is what it was. It may be a coroutine. What it
     asserts comes back with the values of its names.
@@ -37,7 +37,7 @@ def runs_in(fixture: str) -> Callable[[Test], Test]:
             return test
 
         def run(**fixtures: Any) -> None:
-            fixtures[fixture].call(test.__module__, test.__name__, timeout=LIMIT_SECONDS)
+            fixtures[fixture].call(test.__module__, test.__name__, timeout=limit)
 
         functools.update_wrapper(run, test)
         run.__dict__.pop("__wrapped__")  # its signature counts for pytest, and that it is no coroutine

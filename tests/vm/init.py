@@ -1,6 +1,8 @@
 #!/opt/venv/bin/python3
 """The first process of the guest: mounts the usual filesystems, imports what tests need, then does what it is asked over a serial line.
 
+In a guest with systemd it is a service, and the filesystems are there.
+
 One JSON object a line, each way. {"argv": [...]} runs a program; {"call": [module, function], "with": {...}} runs a function of a module in
 a fork of this process, which has everything imported already (importing takes seconds here, a fork milliseconds); {"end": true} powers off.
 The answer holds the exit code and what was printed; of a function also its value.
@@ -44,17 +46,23 @@ BROKEN = 125
 
 def set_up() -> None:
     """Mounts, environment, and the modules named on the kernel's command line (vmtest.import=a,b)."""
+    if os.getpid() == 1:
+        mount_all()
+    os.environ.update(PATH="/opt/venv/bin:/usr/sbin:/usr/bin", HOME="/root", LANG="C.UTF-8", PYTHONDONTWRITEBYTECODE="1", VMTEST_GUEST="1")
+    sys.path.insert(0, "/opt/tests")
+    options = dict(word.partition("=")[::2] for word in Path("/proc/cmdline").read_text().split())
+    for name in filter(None, options.get("vmtest.import", "").split(",")):
+        importlib.import_module(name)
+
+
+def mount_all() -> None:
+    """What every other program takes for granted."""
     libc = ctypes.CDLL(None, use_errno=True)
     for kind, target in MOUNTS:
         Path(target).mkdir(parents=True, exist_ok=True)
         if libc.mount(kind.encode(), target.encode(), kind.encode(), ctypes.c_ulong(0), None) != 0:
             print("mount", target, os.strerror(ctypes.get_errno()), flush=True)
     Path("/dev/fd").symlink_to("/proc/self/fd")
-    os.environ.update(PATH="/opt/venv/bin:/usr/sbin:/usr/bin", HOME="/root", LANG="C.UTF-8", PYTHONDONTWRITEBYTECODE="1", VMTEST_GUEST="1")
-    sys.path.insert(0, "/opt/tests")
-    options = dict(word.partition("=")[::2] for word in Path("/proc/cmdline").read_text().split())
-    for name in filter(None, options.get("vmtest.import", "").split(",")):
-        importlib.import_module(name)
 
 
 def call(where: tuple[str, str], given: Mapping[str, Any], timeout: float, line: int) -> dict[str, Any]:
