@@ -50,7 +50,9 @@ class Installed:
         """Starts a replica with the shipped account; gives it and its address."""
         address = f"127.0.0.1:{free_port()}"
         env = {"POD_NAME": name, "POD_NAMESPACE": "driver-manager", "LISTEN": address}
-        return self.run("controller", *words, token=self.token, **env), address
+        made = self.run("controller", *words, token=self.token, **env)
+        self.cp.wait_for(lambda: ask(address, "/healthz")[0] == 200, f"replica {name} to answer")
+        return made, address
 
     def status(self, *words: str) -> Ended:
         return self.run("status", "--all", *words).wait()
@@ -88,6 +90,8 @@ def ask(address: str, path: str) -> tuple[int, str]:
     except urllib.error.HTTPError as error:
         with error:
             return error.code, error.read().decode()
+    except urllib.error.URLError as error:
+        return 0, str(error.reason)
 
 
 @pytest.fixture
@@ -150,11 +154,11 @@ def test_the_deployment_is_admitted_as_it_is(installed: Installed) -> None:
 def test_two_replicas(installed: Installed) -> None:
     """One leads, the other stands by and is ready; killed, the leader is followed when its Lease is over."""
     times = ("--lease-duration", "3s", "--renew-deadline", "1500ms", "--retry-period", "500ms", "--request-timeout", "1s")
-    first, _ = installed.lead("one", *times)
-    installed.cp.wait_for(lambda: installed.cp.exists(LEASE), "a leader")
+    first, leads = installed.lead("one", *times)
+    installed.cp.wait_for(lambda: ask(leads, "/readyz")[1] == "leads\n", "a leader")
     second, address = installed.lead("two", *times)
     installed.wait_done()
-    assert ask(address, "/readyz") == (200, "stands by; one leads\n")
+    installed.cp.wait_for(lambda: ask(address, "/readyz") == (200, "stands by; one leads\n"), "the other to stand by")
     assert "driver_manager_controller_leading 0.0" in ask(address, "/metrics")[1]
     first.kill()
     installed.cp.wait_for(lambda: ask(address, "/readyz")[1] == "leads\n", "the other to lead", timeout=20, every=0.1)
