@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ from driver_manager.controller.cache import Cache
 from driver_manager.controller.overview import GroupRow, Leader, Overview, Row, overview, read_all, read_leader
 from driver_manager.controller.settings import ControllerSettings
 from driver_manager.core.fleet import Kind
-from driver_manager.core.rollout_states import AFTER_RESTART, BEFORE_RESTART, State
+from driver_manager.core.rollout_states import AFTER_RESTART, BEFORE_RESTART, Because, State
 from driver_manager.core.upgrade_policy import UpgradePolicy, written_policy
 from driver_manager.errors import Exit, Unreachable
 from driver_manager.names import PAUSED_ROLLOUT
@@ -26,6 +27,8 @@ EVERY_SECONDS: Final = 2.0
 """Between two looks of --watch."""
 LIST_SECONDS: Final = 120.0
 """All lists together."""
+HEADER: Final = ("NODE", "STATE", "REASON", "SINCE", "CORDONED BY", "TRY", "TARGET", "GROUP")
+STATE_COLUMN: Final = 1
 COLOURS: Final[Mapping[str, str]] = {
     State.DONE.value: "green",
     State.REQUIRED.value: "yellow",
@@ -53,7 +56,11 @@ def run_status_all(effective: Effective, given: Mapping[str, Any], output: str, 
         finally:
             await fleet.close()
 
-    return run_until_done(lambda stop: unless_stopped(stop, work()))
+    async def until_stopped(stop: asyncio.Event) -> int:
+        code = await unless_stopped(stop, work())
+        return int(Exit.DONE) if is_watched and stop.is_set() else code  # to be stopped is how watching ends
+
+    return run_until_done(until_stopped)
 
 
 async def _connect(settings: Settings, node_selector: str) -> Fleet:
@@ -176,27 +183,49 @@ def _wall(epoch: float) -> str | None:
 
 
 def _picture(seen: Overview) -> Any:
+    """A line for each node, and below it what it waits for: a name that is broken in two by a narrow column cannot be copied."""
     from rich.console import Group
-    from rich.markup import escape
-    from rich.table import Column, Table
+    from rich.padding import Padding
+    from rich.text import Text
 
-    names = ("Node", "State", "Reason", "Since", "Group", "Target", "Cordoned by", "Try", "Last failure", "What it waits for")
-    table = Table(*(Column(name, overflow="fold") for name in names), title="Nodes", title_justify="left")
-    now = SystemClock().epoch()
-    for row in seen.rows:
-        failure = f"{row.last_failure.reason}: {row.last_failure.sentence}" if row.last_failure else ""
-        state = f"[{COLOURS.get(row.state, 'magenta')}]{escape(row.state or '-')}[/]"
-        cells = (row.reason, _age(now - row.since) if row.since else "", row.group, row.target, row.cordoned_by, str(row.attempt or ""))
-        table.add_row(escape(row.node), state, *map(escape, (*cells, failure, row.sentence)))
-    lines = [*_leader_lines(seen), *_group_lines(seen)]
-    return Group(*(escape(line) for line in lines), table if seen.rows else "no node has a driver DaemonSet or a state label")
+    parts: list[Any] = [Text(line) for line in (*_leader_lines(seen), *_group_lines(seen))]
+    lines = [HEADER, *(_cells(row, seen) for row in seen.rows)]
+    widths = [max((len(line[number]) for line in lines[1:]), default=0) for number in range(len(HEADER))]
+    widths = [max(width, len(name)) if width else 0 for width, name in zip(widths, HEADER, strict=True)]
+    said = {each.waiting for each in seen.groups}
+    for cells, row in zip(lines, (None, *seen.rows), strict=True):
+        style = "bold" if row is None else ""
+        line = Text("  ", style=style).join(
+            Text(cell.ljust(width), COLOURS.get(cell, "") if number == STATE_COLUMN else "")
+            for number, (cell, width) in enumerate(zip(cells, widths, strict=True))
+            if width
+        )
+        line.rstrip()
+        parts.append(line)
+        if row is not None:
+            parts += [Padding(Text(text), (0, 0, 0, 4), expand=False) for text in _below(row, said)]
+    return Group(*parts) if seen.rows else Group(*parts[:-1], "no node has a driver DaemonSet or a state label")
+
+
+def _cells(row: Row, seen: Overview) -> tuple[str, ...]:
+    group = row.group if len(seen.groups) > 1 else ""
+    since = _age(seen.now - row.since) if row.since else ""
+    return (row.node, row.state or "-", row.reason, since, row.cordoned_by, str(row.attempt or ""), row.target, group)
+
+
+def _below(row: Row, said: AbstractSet[str]) -> list[str]:
+    """What a person should know of a node beside its line; what its group says already, and that it is as it should be, is left out."""
+    lines = [] if row.sentence in ("", *said) or row.reason == Because.UP_TO_DATE else [row.sentence]
+    if row.last_failure is not None and row.reason != Because.UP_TO_DATE:
+        lines.append(f"failed at {_wall(row.last_failure.at)}: {row.last_failure.reason}: {row.last_failure.sentence}")
+    return lines
 
 
 def _leader_lines(seen: Overview) -> list[str]:
     leader = seen.leader
     if leader.problem:
         return [leader.problem]
-    lines = [_who_leads(leader)]
+    lines = [_who_leads(leader, seen.now)]
     if leader.grants:
         lines.append(f"granted, and about to be cordoned: {', '.join(leader.grants)}")
     if leader.paused:
@@ -204,11 +233,11 @@ def _leader_lines(seen: Overview) -> list[str]:
     return lines
 
 
-def _who_leads(leader: Leader) -> str:
+def _who_leads(leader: Leader, now: float) -> str:
     if not leader.holder:
         return "nobody leads: the last leader gave the Lease up"
     try:
-        age = SystemClock().epoch() - datetime.fromisoformat(leader.renewed).timestamp()
+        age = now - datetime.fromisoformat(leader.renewed).timestamp()
     except ValueError:
         return f"{leader.holder} leads"
     if age > 2 * leader.duration:

@@ -93,6 +93,8 @@ class Overview:
     rows: tuple[Row, ...]
     problems: Mapping[str, str]
     """Resource -> what is wrong with its policy."""
+    now: float
+    """When that was, in Unix seconds."""
 
 
 async def read_all(fleet: Fleet) -> Cache:
@@ -159,7 +161,7 @@ async def overview(fleet: Fleet, cache: Cache, leader: Leader, now: float, setti
             seen = await _with_pods(fleet, settings, seen)
         tally.put(node.name, count(node, seen.state, seen.progress, seen.group, wanted=seen.wanted, is_granted=node.name in leader.grants))
         rows.append(_row(seen, leader))
-    return Overview(leader, tuple(_group_rows(groups, tally, leader)), tuple(rows), groups.problems)
+    return Overview(leader, tuple(_group_rows(groups, tally, leader)), tuple(rows), groups.problems, now)
 
 
 def _groups(cache: Cache, policy: UpgradePolicy | None) -> Groups:

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pty
+import select
+import signal
 import socket
+import struct
+import subprocess
+import termios
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -13,7 +21,7 @@ from typing import Any
 import pytest
 
 from driver_manager.names import COMPONENT_LABEL, DEPLOY_DRIVER, UPGRADE_STATE
-from tests.e2e.command import Ended, Running, start
+from tests.e2e.command import COMMAND, Ended, Running, start
 from tests.kube import crds, space
 from tests.kube.controlplane import STRATEGIC, ControlPlane
 from tests.kube.fixtures import NodeFactory, make_namespace
@@ -149,6 +157,44 @@ def test_the_deployment_is_admitted_as_it_is(installed: Installed) -> None:
     """Its namespace enforces the restricted profile, and both replicas are made all the same."""
     path = "/api/v1/namespaces/driver-manager/pods"
     installed.cp.wait_for(lambda: len(installed.cp.get(path)["items"]) == 2, "two pods of the Deployment")
+
+
+def test_status_on_a_terminal(installed: Installed) -> None:
+    """`--watch` draws the fleet anew as it changes, and ends with 0 on Ctrl-C, with the terminal as it was."""
+    installed.lead("one")
+    installed.wait_done()
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 100, 0, 0))
+    env = {"PATH": os.environ["PATH"], "KUBECONFIG": str(installed.cp.kubeconfig()), "TERM": "xterm"}
+    process = subprocess.Popen([COMMAND, "status", "--all", "--watch"], env=env, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    drawn = read_until(ours, "upgrade-done")
+    node = installed.nodes[1]
+    installed.cp.patch(f"/api/v1/nodes/{node}", {"spec": {"unschedulable": True}})
+    drawn += read_until(ours, "others")
+    process.send_signal(signal.SIGINT)
+    drawn += read_until(ours, None)
+    assert process.wait(20) == 0, drawn
+    assert "one leads" in drawn
+    assert all(name in drawn for name in installed.nodes)
+    assert "\x1b[?1049l" in drawn, "the terminal was not given back"
+    installed.cp.patch(f"/api/v1/nodes/{node}", {"spec": {"unschedulable": None}})
+
+
+def read_until(terminal: int, word: str | None) -> str:
+    """What is drawn until a word appears, or to the end."""
+    drawn, deadline = "", time.monotonic() + 30
+    while word is None or word not in drawn:
+        assert time.monotonic() < deadline, f"{word} was not drawn: {drawn[-3000:]}"
+        if select.select([terminal], [], [], 1.0)[0]:
+            try:
+                part = os.read(terminal, 65536)
+            except OSError:  # the other end is closed
+                part = b""
+            if not part:
+                break
+            drawn += part.decode(errors="replace")
+    return drawn
 
 
 def test_two_replicas(installed: Installed) -> None:
