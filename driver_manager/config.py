@@ -5,7 +5,7 @@ place; ENABLE_AUTO_DRAIN is false here because its `true` never worked there. Re
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
@@ -238,9 +238,17 @@ class Option:
     """What it means when the default is empty."""
 
     @property
+    def parameter(self) -> str:
+        """What click calls it."""
+        return self.field.replace(".", "_")
+
+    @property
     def default(self) -> str:
         """The default in words."""
-        value = getattr(Settings(), self.field)
+        return self.in_words(getattr(Settings(), self.field))
+
+    def in_words(self, value: Any) -> str:
+        """A value as people read it."""
         if isinstance(value, bool):
             return str(value).lower()
         if isinstance(value, float):
@@ -357,9 +365,21 @@ def effective_settings(flags: Mapping[str, list[Given]], environment: Mapping[st
     Raises:
         ConfigError: naming the setting, the value, where it came from and what is allowed.
     """
+    values, origins = read_options(OPTIONS, flags, environment)
+    return Effective(Settings(**values), {each.name: "default" for each in fields(Settings)} | origins)
+
+
+def read_options(
+    options: Iterable[Option], flags: Mapping[str, list[Given]], environment: Mapping[str, str]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """What is given for the settings of a table: field -> value, and field -> where it comes from. What is not given is in neither.
+
+    Raises:
+        ConfigError: as `effective_settings`.
+    """
     values: dict[str, Any] = {}
-    origins = {each.name: "default" for each in fields(Settings)}
-    for option in OPTIONS:
+    origins: dict[str, str] = {}
+    for option in options:
         given = _chosen(option, flags.get(option.field, []), environment)
         if given is None:
             continue
@@ -370,7 +390,7 @@ def effective_settings(flags: Mapping[str, list[Given]], environment: Mapping[st
         else:
             values[option.field] = _read(option, given)
         origins[option.field] = given.origin
-    return Effective(Settings(**values), origins)
+    return values, origins
 
 
 def _chosen(option: Option, given: list[Given], environment: Mapping[str, str]) -> Given | None:

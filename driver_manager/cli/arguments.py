@@ -9,9 +9,10 @@ from typing import Any, Final
 
 import click
 
-from driver_manager.config import BOOL, OPTIONS, Effective, Given, effective_settings
+from driver_manager.config import BOOL, OPTIONS, Effective, Given, Option, effective_settings, read_options
+from driver_manager.fleetconfig import CONTROLLER_OPTIONS, LOOKING, SHARED, FleetWords, read_words
 
-_FLAGS: Final = {option.flag: option for option in OPTIONS if option.flag}
+_FLAGS: Final = {option.flag: option for option in (*OPTIONS, *CONTROLLER_OPTIONS) if option.flag}
 
 
 def normalised(argv: Sequence[str]) -> list[str]:
@@ -32,12 +33,22 @@ def normalised(argv: Sequence[str]) -> list[str]:
     return result
 
 
-def setting_options(function: Any) -> Any:
+def setting_options(function: Any, options: Sequence[Option] = OPTIONS) -> Any:
     """Adds every setting's flag to a command. What the help says of them is `cli.help`'s affair."""
-    for option in reversed(OPTIONS):
+    for option in reversed(options):
         if option.flag:
-            function = click.option(f"--{option.flag}", option.field, multiple=True)(function)
+            function = click.option(f"--{option.flag}", option.parameter, multiple=True)(function)
     return function
+
+
+def controller_options(function: Any) -> Any:
+    """Adds the flags of the controller's settings to its command."""
+    return setting_options(function, (*CONTROLLER_OPTIONS, *SHARED))
+
+
+def looking_options(function: Any) -> Any:
+    """Adds the flags that tell where the controller and its fleet are."""
+    return setting_options(function, LOOKING)
 
 
 def read_settings(group: Mapping[str, Sequence[str]], command: Mapping[str, Sequence[str]], environment: Mapping[str, str]) -> Effective:
@@ -46,9 +57,39 @@ def read_settings(group: Mapping[str, Sequence[str]], command: Mapping[str, Sequ
     Raises:
         ConfigError: for a bad value.
     """
+    return effective_settings(_given(OPTIONS, group, command), environment)
+
+
+def read_controller_words(
+    group: Mapping[str, Sequence[str]], command: Mapping[str, Sequence[str]], environment: Mapping[str, str]
+) -> FleetWords:
+    """The same for the controller.
+
+    Raises:
+        ConfigError: for a bad value. click.UsageError: for a flag before the command that is not the controller's.
+    """
+    options = (*CONTROLLER_OPTIONS, *SHARED)
+    ours = {option.field for option in options}
+    foreign = [option.flag for option in OPTIONS if option.field not in ours and group.get(option.field)]
+    if foreign:
+        raise click.UsageError(f"--{foreign[0]} is a setting of the agent, and means nothing to the controller.")
+    return read_words(_given(options, group, command), environment)
+
+
+def read_looking(given: Mapping[str, Sequence[str]], environment: Mapping[str, str]) -> Mapping[str, Any]:
+    """What is given for them: field -> value.
+
+    Raises:
+        ConfigError: for a bad value.
+    """
+    return read_options(LOOKING, _given(LOOKING, {}, given), environment)[0]
+
+
+def _given(options: Sequence[Option], group: Mapping[str, Sequence[str]], command: Mapping[str, Sequence[str]]) -> dict[str, list[Given]]:
+    """Field -> every text given for it."""
     flags = {}
-    for option in OPTIONS:
-        texts = [*group.get(option.field, ()), *command.get(option.field, ())]
+    for option in options:
+        texts = [*group.get(option.parameter, ()), *command.get(option.parameter, ())]
         if texts:
             flags[option.field] = [Given(text, f"flag --{option.flag}") for text in texts]
-    return effective_settings(flags, environment)
+    return flags

@@ -77,7 +77,7 @@ def _tree(settings: Settings) -> Path | None:
     return Path(settings.host_tree) if settings.host_tree else None
 
 
-async def _unless_stopped(stop: asyncio.Event, work: Awaitable[int]) -> int:
+async def unless_stopped(stop: asyncio.Event, work: Awaitable[int]) -> int:
     """Does work that changes nothing; a signal ends it at once."""
     task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
     await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -100,7 +100,7 @@ async def _connect(settings: Settings, *, is_patient: bool = False) -> Cluster:
     return await connect(settings.kubeconfig or None, SystemClock(), retry_seconds=patience)
 
 
-def _run(work: Callable[[asyncio.Event], Awaitable[Result]]) -> Result:
+def run_until_done(work: Callable[[asyncio.Event], Awaitable[Result]]) -> Result:
     """Runs asynchronous work; SIGTERM, SIGINT and SIGHUP set the event from now on."""
 
     async def with_signals() -> Result:
@@ -133,7 +133,7 @@ def _changing(effective: Effective, what: Callable[[Agent, asyncio.Event], Await
         finally:
             await cluster.close()
 
-    outcome = _run(work)
+    outcome = run_until_done(work)
     report(outcome)
     return outcome
 
@@ -186,7 +186,7 @@ def run_plan(effective: Effective, output: str) -> int:
         render.plan(seen, plan, output)
         return int(plan.ends_with)
 
-    return _run(lambda stop: _unless_stopped(stop, work()))
+    return run_until_done(lambda stop: unless_stopped(stop, work()))
 
 
 def run_status(effective: Effective, output: str) -> int:
@@ -205,7 +205,7 @@ def run_status(effective: Effective, output: str) -> int:
         render.status(seen, plan, output)
         return int(Exit.DONE)
 
-    return _run(lambda stop: _unless_stopped(stop, work()))
+    return run_until_done(lambda stop: unless_stopped(stop, work()))
 
 
 def run_preflight(effective: Effective, output: str) -> int:
@@ -222,7 +222,7 @@ def run_preflight(effective: Effective, output: str) -> int:
         render.checks(checks, output)
         return int(worst(checks))
 
-    return _run(lambda stop: _unless_stopped(stop, work()))
+    return run_until_done(lambda stop: unless_stopped(stop, work()))
 
 
 def _begin_quietly(effective: Effective) -> Settings:

@@ -4,24 +4,35 @@ All commands take all settings. They are told in full once, by `driver-manager -
 settings that it is hardly used without.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterable, Iterator
 from textwrap import wrap
 from typing import Final
 
 import click
 
 from driver_manager.config import BOOL, OPTIONS, Option
+from driver_manager.fleetconfig import CONTROLLER_OPTIONS
 
 WIDTH: Final = 100
 """Columns at most: longer lines are hard to read."""
-_FIELDS: Final = frozenset(option.field for option in OPTIONS)
+_ALL: Final = (*OPTIONS, *CONTROLLER_OPTIONS)
+_PARAMETERS: Final = frozenset(option.parameter for option in _ALL)
 _ALWAYS: Final = ("node_name", "kubeconfig", "no_cluster", "host_tree", "log_format", "log_level")
 _OF_COMMAND: Final = {
     "uninstall_driver": (*_ALWAYS, "drain_timeout"),
     "restore": (*_ALWAYS, "restore_timeout", "lock_timeout"),
     "demo": ("log_format", "log_level"),
+    "status": (*_ALWAYS, "operator_namespace", "node_selector", "policy_file", "lease_namespace", "lease_name"),
+    "controller": (
+        *("kubeconfig", "operator_namespace", "policy_file", "node_selector", "cluster_max_unavailable", "lease_namespace", "listen"),
+        *("log_format", "log_level"),
+    ),
 }
 _HOW: Final = "Each is a flag, before or after the command, and a variable. A flag wins over the variable, which wins over the default."
+_CONTROLLERS: Final = (
+    "These are for `driver-manager controller`, after that word, besides operator-namespace, kubeconfig, "
+    "node-label-for-gpu-pod-eviction, gpu-resource-prefixes, gpu-runtime-handlers, log-format and log-level."
+)
 _MORE: Final = "All other settings may be given too: `driver-manager --help` tells every one, with its default."
 
 
@@ -32,7 +43,8 @@ class Command(click.Command):
         """Its own options, then the settings that concern it."""
         _own_options(self, context, formatter)
         with formatter.section("Settings"):
-            _settings(formatter, _OF_COMMAND.get(self.name or "", _ALWAYS))
+            fields = _OF_COMMAND.get(self.name or "", _ALWAYS)
+            _settings(formatter, [option for option in _ALL if option.field in fields])
             formatter.write_paragraph()
             formatter.write_text(_MORE)
 
@@ -50,24 +62,27 @@ class Group(click.Group):
         with formatter.section("Settings"):
             formatter.write_text(_HOW)
             formatter.write_paragraph()
-            _settings(formatter, _FIELDS)
+            _settings(formatter, OPTIONS)
+        with formatter.section("Settings of the controller"):
+            formatter.write_text(_CONTROLLERS)
+            formatter.write_paragraph()
+            _settings(formatter, CONTROLLER_OPTIONS)
 
 
 def _own_options(command: click.Command, context: click.Context, formatter: click.HelpFormatter) -> None:
-    own = [record for each in command.get_params(context) if each.name not in _FIELDS and (record := each.get_help_record(context))]
+    own = [record for each in command.get_params(context) if each.name not in _PARAMETERS and (record := each.get_help_record(context))]
     with formatter.section("Options"):
         formatter.write_dl(own)
 
 
-def _settings(formatter: click.HelpFormatter, fields: Collection[str]) -> None:
+def _settings(formatter: click.HelpFormatter, options: Iterable[Option]) -> None:
     """Words are never broken: a variable or a label key that is cut in two cannot be searched for or copied."""
     indent = " " * formatter.current_indent
-    for option in OPTIONS:
-        if option.field in fields:
-            formatter.write(f"{indent}{usage(option)}\n")
-            for text in (sentence(option), facts(option)):
-                for line in wrap(text, formatter.width - len(indent) - 4, break_long_words=False, break_on_hyphens=False):
-                    formatter.write(f"{indent}    {line}\n")
+    for option in options:
+        formatter.write(f"{indent}{usage(option)}\n")
+        for text in (sentence(option), facts(option)):
+            for line in wrap(text, formatter.width - len(indent) - 4, break_long_words=False, break_on_hyphens=False):
+                formatter.write(f"{indent}    {line}\n")
 
 
 def usage(option: Option) -> str:
@@ -88,10 +103,10 @@ def facts(option: Option) -> str:
     return f"[env: {option.env}; default: {option.default}{allowed}]"
 
 
-def settings_table() -> Iterator[str]:
-    """All settings as the lines of a Markdown table."""
+def settings_table(options: Iterable[Option] = OPTIONS) -> Iterator[str]:
+    """Settings as the lines of a Markdown table."""
     yield "| variable | flag | default | allowed | what it does |"
     yield "| --- | --- | --- | --- | --- |"
-    for option in OPTIONS:
+    for option in options:
         flag = f"`--{option.flag}`" if option.flag else "none"
         yield f"| `{option.env}` | {flag} | {option.default} | {option.kind.allowed} | {sentence(option)} |"

@@ -13,7 +13,15 @@ from typing import Any, Final
 import click
 
 from driver_manager import __version__
-from driver_manager.cli.arguments import normalised, read_settings, setting_options
+from driver_manager.cli.arguments import (
+    controller_options,
+    looking_options,
+    normalised,
+    read_controller_words,
+    read_looking,
+    read_settings,
+    setting_options,
+)
 from driver_manager.cli.help import WIDTH, Group
 from driver_manager.errors import DriverManagerError, Exit
 
@@ -93,9 +101,23 @@ def plan(effective: Any, output: str) -> int:
     return run_plan(effective, output)
 
 
-@_command("status", _output)
-def status(effective: Any, output: str) -> int:
-    """Show what state the node is in, and why."""
+@_command(
+    "status",
+    _output,
+    click.option("--all", "is_all", is_flag=True, help="Show all nodes of the fleet instead of this one."),
+    click.option("--watch", "is_watched", is_flag=True, help="With --all, on a terminal: show it again and again."),
+    looking_options,
+)
+def status(effective: Any, output: str, is_all: bool, is_watched: bool, **where: Any) -> int:
+    """Show what state the node is in, or with --all the whole fleet, and why."""
+    if is_watched and not (is_all and output == "table" and sys.stdout.isatty()):
+        raise click.UsageError("--watch goes with --all, on a terminal, and with no other output than the table.")
+    if is_all:
+        from driver_manager.cli.fleetstatus import run_status_all
+
+        return run_status_all(effective, read_looking(where, os.environ), output, is_watched=is_watched)
+    if given := [name for name, texts in where.items() if texts]:
+        raise click.UsageError(f"--{given[0].replace('_', '-')} goes with --all.")
     from driver_manager.cli.commands import run_status
 
     return run_status(effective, output)
@@ -132,6 +154,16 @@ def demo(effective: Any, speed: float, seed: int, plain: bool) -> int:
     from driver_manager.cli.demo import run_demo, run_plain
 
     return run_plain(effective, seed) if plain else run_demo(effective, speed, seed)
+
+
+@cli.command("controller")
+@controller_options
+@click.pass_context
+def controller(context: click.Context, /, **given: Any) -> None:
+    """Lead a fleet through driver changes, a few nodes at a time; runs until it is stopped."""
+    from driver_manager.cli.controller import run_controller
+
+    context.exit(run_controller(read_controller_words(context.obj[_SETTINGS_KEY], given, os.environ)))
 
 
 def run(arguments: Sequence[str]) -> int:

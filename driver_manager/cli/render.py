@@ -25,11 +25,13 @@ WIDTH_OF_THE_REST = 80
 LEVELS = {Level.PASS: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
 
 
-def _print_json(document: Any) -> None:
+def print_json(document: Any) -> None:
+    """For programs."""
     click.echo(json.dumps(document, indent=2))
 
 
-def _console() -> Any:
+def open_console() -> Any:
+    """Standard output, as wide as its terminal."""
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() else 160, highlight=False)
@@ -77,9 +79,9 @@ def _show_hint(console: Any, hint: str, indent: str = "     ") -> None:
 def plan(seen: Snapshot, plan: Plan, output: str) -> None:
     """Prints a plan."""
     if output == "json":
-        _print_json({"node": seen.node.name, **plan_document(plan), "holders": _holders(seen)})
+        print_json({"node": seen.node.name, **plan_document(plan), "holders": _holders(seen)})
         return
-    console = _console()
+    console = open_console()
     _say(console, f"[bold]{seen.node.name}[/]: ", f"{plan.path}, because {plan.because}")
     for note in plan.notes:
         _say(console, "  note: ", note)
@@ -125,9 +127,9 @@ def status(seen: Snapshot, plan: Plan | DriverManagerError, output: str) -> None
     """Prints the state of the node."""
     document = _status_document(seen, plan)
     if output == "json":
-        _print_json(document)
+        print_json(document)
         return
-    console = _console()
+    console = open_console()
     _say(console, f"[bold]{seen.node.name}[/]: ", document["sentence"])
     for line in document["details"]:
         _say(console, "  ", line)
@@ -211,20 +213,20 @@ def _parsed(text: str | None) -> dict[str, Any]:
 
 def outcome(how: Outcome) -> None:
     """Prints how a run ended, for programs; people read it in the log."""
-    _print_json({"result": how.sentence, "hint": how.hint, "isPutBack": how.is_put_back, "exitCode": int(how.code)})
+    print_json({"result": how.sentence, "hint": how.hint, "isPutBack": how.is_put_back, "exitCode": int(how.code)})
 
 
 def checks(results: list[Check], output: str) -> None:
     """Prints the results of the preflight checks."""
     if output == "json":
-        _print_json(
+        print_json(
             [
                 {"check": each.name, "result": str(each.level), "sentence": each.sentence, "hint": each.hint, "exitCode": int(each.code)}
                 for each in results
             ]
         )
         return
-    console = _console()
+    console = open_console()
     for each in results:
         _say(console, f"[{LEVELS[each.level]}]{each.level:4}[/] ", f"{each.name}: {each.sentence}")
         _show_hint(console, each.hint)

@@ -76,6 +76,11 @@ class Cache:
         """Whether everything has been listed once."""
         return len(self.synced) == len(Kind)
 
+    @property
+    def missing(self) -> list[str]:
+        """What has not been listed yet."""
+        return [kind.value for kind in Kind if kind not in self.synced]
+
     # Reading ------------------------------------------------------------------------------------------------------
 
     def drivers_on(self, node_name: str) -> tuple[FleetPod, ...]:

@@ -46,6 +46,11 @@ class Election:
         return self._is_leading and self._clock.now() - self._renewed_at < self._settings.renew_deadline
 
     @property
+    def is_leading(self) -> bool:
+        """Whether it won and has not given up; whether it may write now is `still_leading`."""
+        return self._is_leading
+
+    @property
     def lease(self) -> LeaseView | None:
         """As it was last seen."""
         return self._seen

@@ -9,7 +9,7 @@ import json
 import logging
 from collections.abc import Coroutine, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import msgspec
@@ -17,13 +17,14 @@ import msgspec
 from driver_manager.controller.cache import Cache
 from driver_manager.controller.election import Election, read_grants, written_grants
 from driver_manager.controller.settings import ControllerSettings
+from driver_manager.controller.sight import progress_of, situation_of
 from driver_manager.controller.telling import Telling
 from driver_manager.controller.work import Job, Worker, what_to_free
 from driver_manager.core.budget import Tally, count
 from driver_manager.core.fleet import Changed, FleetPod, Kind
 from driver_manager.core.policy_groups import Groups, policy_groups
 from driver_manager.core.rollout import decide, may_only_restart
-from driver_manager.core.rollout_record import BadProgress, Progress, decode, encode
+from driver_manager.core.rollout_record import Progress, encode
 from driver_manager.core.rollout_states import Because, State, state_of
 from driver_manager.core.situation import Decision, Situation, Stay, Turn, Work
 from driver_manager.core.snapshot import ChangeKind, NodeView
@@ -38,6 +39,8 @@ DELETE_AGAIN: Final = 10.0
 """Seconds after which a driver pod that should be on its way, and does not show it, is deleted again."""
 AFTER_ERROR: Final = 2.0
 """Seconds until a node is tried again whose write got no answer."""
+HEARTBEAT: Final = 10.0
+"""The loop comes round so often though nothing changes: `/healthz` asks when it last did."""
 FIRST_LOOK_AGAIN: Final = 30.0
 LONGEST_LOOK_AGAIN: Final = 300.0
 """Seconds until a node with a pod that may not go is looked at again; doubling."""
@@ -80,6 +83,9 @@ class Controller:
         self._deleted: dict[str, float] = {}
         """Driver pod uid -> when its deletion was asked for."""
         self._write_slots = asyncio.Semaphore(WRITES_AT_ONCE)
+        self._under_way: set[asyncio.Task[None]] = set()
+        """Requests that change something and have no answer yet."""
+        self._is_stopping = False
         self._tasks: asyncio.TaskGroup | None = None
         self._are_policies_new = True
 
@@ -100,6 +106,20 @@ class Controller:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         assert self._tasks is not None
         return self._tasks.create_task(work)
+
+    def _request(self, work: Coroutine[Any, Any, None]) -> None:
+        """Does something that the end of this life waits for."""
+        task = self._spawn(work)
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+
+    async def finish(self) -> None:
+        """Begins nothing more, and returns when everything under way has its answer; each request has a limit of its own."""
+        self._is_stopping = True
+        for name in list(self._workers):
+            self._stop_worker(name)
+        while self._under_way:
+            await asyncio.wait(set(self._under_way))
 
     async def _follow(self, kind: Kind) -> None:
         async for event in self._fleet.follow(kind):
@@ -137,7 +157,7 @@ class Controller:
             await self._next_change()
         self._take_over_grants()
         self._telling.synced()
-        while True:
+        while not self._is_stopping:
             self._take_policies()
             self._due_timers()
             while self._dirty:
@@ -148,7 +168,7 @@ class Controller:
                 await self._next_change()
 
     async def _next_change(self) -> None:
-        pause = self._timers[0][0] - self._clock.epoch() if self._timers else 3600.0
+        pause = min(HEARTBEAT, self._timers[0][0] - self._clock.epoch()) if self._timers else HEARTBEAT
         waiting = [asyncio.ensure_future(self._wake.wait()), asyncio.ensure_future(self._clock.sleep(max(0.001, pause)))]
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -206,7 +226,7 @@ class Controller:
         decision = decide(situation)
         if decision.change:
             self._writing.add(name)
-            self._spawn(self._write(node, situation, decision))
+            self._request(self._write(node, situation, decision))
             return
         if name in self._granted:  # it cannot be begun after all, and no write of ours is under way
             self._let_go(name)
@@ -223,31 +243,10 @@ class Controller:
 
     def situation(self, node: NodeView) -> Situation:
         """All that a decision about a node needs."""
-        progress, bad = _progress_of(node)
-        daemon_set = self.cache.driver_set_for(node)
-        group = self.groups.of(node.labels)
-        told = self._told(node.name, progress)
-        wanted = self.cache.wanted(daemon_set, node.name)
-        return Situation(
-            node=node,
-            state=state_of(node.labels.get(UPGRADE_STATE)),
-            now=self._clock.epoch(),
-            group=group.name,
-            policy=group.policy,
-            bad_policy=group.why_not if group.is_broken else "",
-            progress=progress,
-            bad_progress=bad,
-            daemon_set=daemon_set,
-            wanted=wanted.hash if wanted else "",
-            wanted_digest=wanted.digest if wanted else "",
-            drivers=self.cache.drivers_on(node.name),
-            validators=self.cache.validators_on(node.name),
-            needs_validator=self.cache.needs_validator(node),
-            freeing=told.freeing if told else None,
-            jobs=told.jobs if told else None,
-            turn=self._turn(node.name),
-            settings=self._settings.rollout,
-        )
+        turn = self._turn(node.name)
+        seen = situation_of(node, self.cache, self.groups, self._settings.rollout, self._clock.epoch(), turn)
+        told = self._told(node.name, seen.progress)
+        return replace(seen, freeing=told.freeing, jobs=told.jobs) if told else seen
 
     def _told(self, name: str, progress: Progress | None) -> Any:
         worker = self._workers.get(name)
@@ -315,7 +314,7 @@ class Controller:
             return
         self._deleted[pod.uid] = now
         self._remind(name, now + DELETE_AGAIN)
-        self._spawn(self._delete_driver(name, pod))
+        self._request(self._delete_driver(name, pod))
 
     async def _delete_driver(self, name: str, pod: FleetPod) -> None:
         try:
@@ -402,12 +401,10 @@ class Controller:
         """Finds out whose turn it is."""
         chosen: list[str] = []
         waiting: dict[str, str] = {}
-        lease = self._election.lease
-        paused = lease.annotations.get(PAUSED_ROLLOUT, "") if lease is not None else ""
         for group, sums in list(self.tally.groups().items()):
             if not sums.pending:
                 continue
-            if paused:
+            if self.is_paused:
                 waiting[group] = f"the roll-out is paused by the annotation {PAUSED_ROLLOUT} of the Lease"
                 continue
             if why := self._choose(group, chosen):
@@ -418,6 +415,12 @@ class Controller:
             self._telling.waiting(waiting)
         if chosen:
             self._spawn(self._begin(chosen))
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether a person wants no node to be begun."""
+        lease = self._election.lease
+        return lease is not None and bool(lease.annotations.get(PAUSED_ROLLOUT))
 
     def _choose(self, group: str, chosen: list[str]) -> str:
         """Takes nodes of a group in their order as long as there is room; gives why no more, empty where all have their turn."""
@@ -504,7 +507,7 @@ class Controller:
     async def _void(self, node: NodeView) -> None:
         """Writes to a node that a predecessor was granted and that is not begun: a late write of that one fails by its version."""
         name = node.name
-        progress = _progress_of(node)[0] or Progress(node=node.uid)
+        progress = progress_of(node)[0] or Progress(node=node.uid)
         said = msgspec.structs.replace(progress, since=self._clock.epoch(), reason=Because.BLOCKED_BY_POD.value)
         patch = NodePatch(name=name, resource_version=node.resource_version, annotations={ROLLOUT: encode(said)})
         try:
@@ -522,15 +525,3 @@ class Controller:
         elif name in self._inherited:
             self._spawn(self._void(still))
         self._mark((name,))
-
-
-def _progress_of(node: NodeView) -> tuple[Progress | None, str]:
-    """The node's record, and what is wrong with it; another node's is none."""
-    text = node.annotations.get(ROLLOUT)
-    if text is None:
-        return None, ""
-    try:
-        progress = decode(text)
-    except BadProgress as error:
-        return None, str(error)
-    return (progress, "") if progress.node == node.uid else (None, "")

@@ -32,6 +32,20 @@ class Replica:
             ClusterError: it may not do its work.
         """
         await self.election.win()
+        leading = asyncio.ensure_future(self._lead())
+        try:
+            await asyncio.shield(leading)
+        except asyncio.CancelledError:
+            try:
+                if not leading.done():
+                    await self._finish()
+            finally:  # a second cancel does not wait for anything
+                leading.cancel()
+                await asyncio.wait({leading})
+            await self._resign()
+            raise
+
+    async def _lead(self) -> None:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.election.keep())
@@ -42,9 +56,14 @@ class Replica:
             if isinstance(error, LostLease):
                 raise TakenOver(f"the Lease is lost: {error}", hint="another replica leads") from None
             raise error from None
-        except asyncio.CancelledError:
-            await self._resign()
-            raise
+
+    async def _finish(self) -> None:
+        """Lets what is under way come to its answer: what the next leader then reads is all that this one did."""
+        try:
+            async with asyncio.timeout(2 * self.settings.request_timeout):
+                await self.controller.finish()
+        except TimeoutError:
+            logger.warning("a write is still without an answer; the next leader finds out what came of it")
 
     async def _resign(self) -> None:
         try:

@@ -13,6 +13,8 @@ class ControllerSettings:
 
     operator_namespace: str = "gpu-operator"
     """Where driver DaemonSets, their pods and the validators are."""
+    node_selector: str = "nvidia.com/gpu.present=true"
+    """Which nodes are the fleet's, as kubectl takes it."""
     identity: str = "controller"
     """Who this replica is, in the Lease: its pod's name."""
     policy: UpgradePolicy | None = None

@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from driver_manager.core.fleet import EventNote, FleetPod, PolicySource
@@ -23,6 +25,23 @@ WAITING_EVENTS: Final = 1_000
 WORTH_AN_EVENT: Final = frozenset({Because.BLOCKED_BY_POD, Because.BAD_RECORD, Because.UNKNOWN_STATE, Because.DEVICES_MISSING})
 """Reasons for staying that a person should hear of; every change of state has an Event anyway."""
 MAX_PODS: Final = 10
+BUCKETS: Final = (1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0, 21600.0)
+"""Upper bounds, in seconds."""
+
+
+@dataclass(slots=True)
+class Durations:
+    """How long something took, many times: counts per bucket, so that it does not grow."""
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS) + 1))
+    """For each of BUCKETS, and for what is longer."""
+    total: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        """One more; the clock of the day may have been turned back meanwhile."""
+        seconds = max(0.0, seconds)
+        self.counts[bisect_left(BUCKETS, seconds)] += 1
+        self.total += seconds
 
 
 class Telling:
@@ -40,8 +59,9 @@ class Telling:
         self.evictions = 0
         self.bugs = 0
         self.dropped_events = 0
-        self.state_seconds: dict[State, list[float]] = {}
-        """State -> how long nodes stayed in it, since the last scrape."""
+        self.passes = 0
+        self.state_seconds: dict[State, Durations] = {}
+        """State -> how long nodes stayed in it."""
 
     async def run(self) -> None:
         """Sends Events without end. One that is lost is lost."""
@@ -60,6 +80,7 @@ class Telling:
     def passed(self) -> None:
         """The loop came round."""
         self.passed_at = self._clock.now()
+        self.passes += 1
 
     def moved(self, node: NodeView, decision: Decision, situation: Situation, evicted: Sequence[str]) -> None:
         """A node has other states now: one Event for the write."""
@@ -78,7 +99,7 @@ class Telling:
         if not decision.moves:
             return
         if situation.progress is not None and situation.state is not None and situation.progress.since:
-            self.state_seconds.setdefault(situation.state, []).append(max(0.0, situation.now - situation.progress.since))
+            self.state_seconds.setdefault(situation.state, Durations()).add(situation.now - situation.progress.since)
         self.evictions += len(evicted)
         self._note(node, decision.moves, evicted)
 

@@ -43,6 +43,8 @@ class Count:
     """The template that it waits for, failed with, or came to."""
     failed_at: float = 0.0
     done_at: float = 0.0
+    since: float = 0.0
+    """When it came to its state, in Unix seconds; 0 where nobody wrote that down."""
 
 
 def count(
@@ -86,6 +88,7 @@ def count(
         target=wanted if wanted and state is State.REQUIRED else progress.target if progress else "",
         failed_at=failure.at if failure else 0.0,
         done_at=progress.done if progress and state is State.DONE else 0.0,
+        since=progress.since if progress else 0.0,
     )
 
 
@@ -134,6 +137,10 @@ class Tally:
     def get(self, name: str) -> Count | None:
         """What a node adds now."""
         return self._counts.get(name)
+
+    def all(self) -> Mapping[str, Count]:
+        """Node -> what it adds."""
+        return self._counts
 
     def groups(self) -> Mapping[str, Sums]:
         """Group -> its sums."""

@@ -74,13 +74,18 @@ CLUSTER_RULES: Final = (
 )
 """For the whole cluster. Reviews of its own rights and discovery are everybody's (`system:basic-user`, `system:discovery`)."""
 
-NAMESPACE_RULES: Final = (
+OPERATOR_RULES: Final = (
     _rule("delete", "", "pods"),
     _rule("get list watch", "apps", "daemonsets"),
     _rule("list watch", "apps", "controllerrevisions"),
-    _rule("get create update", "coordination.k8s.io", "leases"),
 )
 """In the operator's namespace."""
+
+LEASE_RULES: Final = (_rule("get create update", "coordination.k8s.io", "leases"),)
+"""In the controller's own namespace."""
+
+NAMESPACE_RULES: Final = (*OPERATOR_RULES, *LEASE_RULES)
+"""Where both are one."""
 
 
 def list_nodes(selection: Selection) -> Call:

@@ -16,6 +16,7 @@ from driver_manager.cli import vfio
 from driver_manager.cli.demo import plain_story
 from driver_manager.cli.help import settings_table
 from driver_manager.config import effective_settings
+from driver_manager.fleetconfig import CONTROLLER_OPTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -45,6 +46,7 @@ def demo() -> list[str]:
 PARTS: Mapping[tuple[str, str], Callable[[], list[str]]] = {
     ("README.md", "demo"): demo,
     ("docs/settings.md", "settings"): lambda: list(settings_table()),
+    ("docs/settings.md", "controller"): lambda: list(settings_table(CONTROLLER_OPTIONS)),
     ("docs/settings.md", "vfio-manage"): vfio_table,
 }
 """Document and name of the part -> its lines."""

@@ -8,6 +8,7 @@ from driver_manager.cli.main import cli, run
 from driver_manager.cli.vfio import cli as vfio
 from driver_manager.cli.vfio import run as run_vfio
 from driver_manager.config import OPTIONS
+from driver_manager.fleetconfig import CONTROLLER_OPTIONS
 
 
 def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -19,7 +20,7 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def test_help_tells_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     """Each setting has its variable, its default and what it may be; one without a flag is told too."""
     text = told(capsys, "--help")
-    for option in OPTIONS:
+    for option in (*OPTIONS, *CONTROLLER_OPTIONS):
         assert f"[env: {option.env}; default: {option.default}" in text
         assert option.flag or f"{option.env} (environment only)" in text
         words = option.kind.sign.split("|") if "|" in option.kind.sign else [option.kind.allowed]
