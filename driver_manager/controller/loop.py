@@ -343,6 +343,7 @@ class Controller:
         try:
             async with self._write_slots:
                 if not self._election.still_leading():
+                    await self._clock.sleep(AFTER_ERROR)  # until that is noticed: the node is decided about again after this
                     return
                 written = await self._fleet.patch_node(patch)
             self.cache.put_node(written)

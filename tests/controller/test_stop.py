@@ -126,6 +126,29 @@ def test_one_that_waits_for_the_lease_just_ends() -> None:
     run_virtual(story())
 
 
+def test_a_leader_that_may_not_write_any_more_does_not_spin() -> None:
+    """Between the end of its deadline and the moment that it notices, decisions that it may not write are not made again and again."""
+    world = FleetWorld(1, nodes=4, policy=POLICY)
+
+    async def story() -> None:
+        life = world.controller()
+        replica = Replica(life.fleet, life.clock, ControllerSettings(retry_period=3.0))
+        task = asyncio.create_task(replica.run())
+        await asyncio.sleep(5)
+        world.faults.on("write_lease", Fail(lambda: Unreachable("no answer")), times=None)
+        await asyncio.sleep(8.5)
+        assert replica.election.is_leading
+        assert not replica.election.still_leading()
+        passes, patches = replica.telling.passes, len(world.deeds("patch"))
+        world.new_driver("two")
+        with pytest.raises(TakenOver):
+            await task
+        assert replica.telling.passes - passes < 20
+        assert len(world.deeds("patch")) == patches
+
+    run_virtual(story())
+
+
 def test_a_lost_lease_is_an_error_with_its_own_code() -> None:
     """A leader that cannot renew ends with 75, so that whoever runs it begins it anew."""
     world = FleetWorld(1, nodes=1, policy=POLICY)
