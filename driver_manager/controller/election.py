@@ -14,7 +14,7 @@ from typing import Final
 
 from driver_manager.controller.settings import ControllerSettings
 from driver_manager.core.fleet import LeaseView
-from driver_manager.errors import ClusterError, Conflict
+from driver_manager.errors import ClusterError, Conflict, Forbidden
 from driver_manager.names import GRANTS, WAITING
 from driver_manager.ports import Clock, Fleet
 
@@ -37,6 +37,8 @@ class Election:
         self._seen_at = 0.0
         self._renewed_at = float("-inf")
         self._is_leading = False
+        self.problem = ""
+        """Why the Lease could not be asked for, the last time."""
         self._writing = asyncio.Lock()
         self.annotations: dict[str, str] = {}
         """What the next write of the Lease says beside who leads; keys of OURS."""
@@ -61,12 +63,21 @@ class Election:
         return self._seen.holder if self._seen is not None else ""
 
     async def win(self) -> None:
-        """Returns when this replica leads; `lease` is what its predecessor left."""
+        """Returns when this replica leads; `lease` is what its predecessor left.
+
+        Raises:
+            Forbidden: it may not have the Lease.
+        """
         while True:
             try:
-                if await self._try_to_win():
+                is_won = await self._try_to_win()
+                self.problem = ""
+                if is_won:
                     return
+            except Forbidden:
+                raise
             except ClusterError as error:
+                self.problem = error.message
                 logger.warning("the Lease cannot be read or written", extra={"error": error.message})
             await self._clock.sleep(self._settings.retry_period)
 

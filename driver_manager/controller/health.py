@@ -32,6 +32,8 @@ def health(replica: Replica) -> Answer:
 def readiness(replica: Replica) -> Answer:
     """Whether it does its part: it leads and knows the fleet, or it stands by while another leads."""
     if not replica.election.is_leading:
+        if replica.election.problem:
+            return Answer(False, f"the Lease cannot be read or written: {replica.election.problem}")
         holder = replica.election.holder
         return Answer(True, f"stands by; {holder} leads" if holder else "stands by")
     if not replica.election.still_leading():

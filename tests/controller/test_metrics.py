@@ -21,7 +21,7 @@ from driver_manager.core.budget import Sums
 from driver_manager.core.fleet import Kind
 from driver_manager.core.rollout_states import State
 from driver_manager.core.upgrade_policy import UpgradePolicy
-from driver_manager.errors import ConfigError, TakenOver, Unreachable
+from driver_manager.errors import ConfigError, Forbidden, TakenOver, Unreachable
 from driver_manager.names import PAUSED_ROLLOUT, UPGRADE_STATE
 from driver_manager.sim.clock import SimClock, run_virtual
 from driver_manager.sim.faults import Fail
@@ -250,6 +250,39 @@ def test_ready_only_when_the_fleet_is_known() -> None:
         await asyncio.wait({other})
 
     play(story)
+
+
+def test_a_standby_that_cannot_ask_for_the_lease_is_not_ready() -> None:
+    """It could not take over; it says why, is alive, and is ready again as soon as the API server answers."""
+
+    async def story(world: FleetWorld, _: Replica, __: asyncio.Task[Any]) -> None:
+        life = world.controller()
+        silence = Fail(lambda: Unreachable("no answer"))
+        rule = world.faults.on("lease", silence, where=lambda call: call.life == life.number, times=None)
+        standby = Replica(life.fleet, life.clock, ControllerSettings(identity="two"))
+        waiting = asyncio.create_task(standby.run())
+        await asyncio.sleep(5)
+        assert health.readiness(standby) == health.Answer(False, "the Lease cannot be read or written: no answer")
+        assert health.health(standby).is_well
+        rule.times = 0
+        await asyncio.sleep(5)
+        assert health.readiness(standby) == health.Answer(True, "stands by; one leads")
+        waiting.cancel()
+        await asyncio.wait({waiting})
+
+    play(story)
+
+
+def test_without_the_right_to_the_lease_it_ends() -> None:
+    """A missing right is an error with its own code, not a wait without end."""
+    world = FleetWorld(1, nodes=1, policy=POLICY)
+    life = world.controller(account=world.add_account("nobody", ()))
+
+    async def whole() -> None:
+        await Replica(life.fleet, life.clock, ControllerSettings()).run()
+
+    with pytest.raises(Forbidden):
+        run_virtual(whole())
 
 
 @pytest.mark.parametrize(
