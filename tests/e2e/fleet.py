@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,10 @@ import yaml
 from tests.e2e.command import Ended, Running, start
 from tests.e2e.world import CORDON_TAINT, Object, resource_of
 from tests.kube import crds
-from tests.kube.controlplane import MERGE, STRATEGIC, ControlPlane
+from tests.kube.controlplane import STRATEGIC, ControlPlane
 from tests.kube.kubelet import COMPONENT, DRIVER, GPU, node_manifest
 from tests.kube.proxy import ApiProxy
+from tests.kube.recorder import Event
 from tests.kube.space import is_marked, is_ready
 
 MANIFESTS = Path(__file__).resolve().parents[2] / "deploy" / "controller"
@@ -35,12 +35,13 @@ class GpuFleet:
     """Nodes with a driver and a validator each; what belongs to one test is told apart by its namespace."""
 
     def __init__(
-        self, control_plane: ControlPlane, namespace: str, folder: Path, nodes: int, *, gpus: int = 1, start_after: str = "0.5s", grace: int = 1
+        self, control_plane: ControlPlane, namespace: str, folder: Path, nodes: int, *, gpus: int = 1, start_after: str = "500ms", stop_after: str = "grace", devices_after: str = "0"
     ) -> None:
         self.cp, self.namespace, self.folder = control_plane, namespace, folder
         self.space, self.sets = f"/api/v1/namespaces/{namespace}", f"/apis/apps/v1/namespaces/{namespace}/daemonsets"
         self.names = [f"{namespace}-n{number:03}" for number in range(nodes)]
-        self.gpus, self.start_after, self.grace = gpus, start_after, grace
+        self.gpus, self.start_after, self.stop_after = gpus, start_after, stop_after
+        self.devices_after = devices_after
         self.policy = dict(POLICY)
         self.running: list[Running] = []
         self.custom: list[str] = []
@@ -62,7 +63,8 @@ class GpuFleet:
             "nvidia.com/gpu.deploy.operator-validator": "true",
             "fleet": self.namespace,
         }
-        made = node_manifest(name, gpus=self.gpus, labels=labels, annotations={f"{SIM}devices": str(self.gpus)})
+        wishes = {f"{SIM}devices": str(self.gpus), f"{SIM}devices-after": self.devices_after}
+        made = node_manifest(name, gpus=self.gpus, labels=labels, annotations=wishes)
         made["status"]["allocatable"] = {**made["status"]["allocatable"], GPU: "0"}
         self.cp.create("/api/v1/nodes", made)
 
@@ -77,9 +79,9 @@ class GpuFleet:
     def driver_set(self, digest: str = "1") -> Object:
         """The driver's DaemonSet as it is made."""
         labels = {"app": DRIVER_SET, COMPONENT: DRIVER}
-        made = _daemon_set(DRIVER_SET, self.namespace, "nvidia.com/gpu.deploy.driver", labels, self.grace)
+        made = _daemon_set(DRIVER_SET, self.namespace, "nvidia.com/gpu.deploy.driver", labels, 1)
         template = made["spec"]["template"]
-        template["metadata"]["annotations"] = {f"{SIM}start-after": self.start_after, f"{SIM}stop-after": "grace"}
+        template["metadata"]["annotations"] = {f"{SIM}start-after": self.start_after, f"{SIM}stop-after": self.stop_after}
         template["spec"]["containers"][0]["env"] = [{"name": "DRIVER_CONFIG_DIGEST", "value": digest}]
         return made
 
@@ -95,7 +97,7 @@ class GpuFleet:
         container = {"name": "main", "image": "train:1", "resources": {"limits": {GPU: str(gpus)}}}
         where = {"kubernetes.io/hostname": node} if node else {"fleet": self.namespace}
         spec = {"terminationGracePeriodSeconds": grace, "nodeSelector": where, "containers": [container]}
-        meta = {"labels": {"app": name, **(labels or {})}, "annotations": {f"{SIM}stop-after": "grace"}}
+        meta = {"labels": {"app": name, "job": "train", **(labels or {})}, "annotations": {f"{SIM}stop-after": self.stop_after}}
         body = {
             "apiVersion": "apps/v1",
             "kind": "Deployment",
@@ -137,6 +139,11 @@ class GpuFleet:
         """Node -> its state label."""
         return {name: node["metadata"]["labels"].get(STATE, "") for name, node in self.nodes().items()}
 
+    @staticmethod
+    def is_in(event: Event, state: str) -> bool:
+        """Whether a recorded node is in a state."""
+        return bool(event.object["metadata"]["labels"].get(STATE) == state)
+
     def rollout(self, name: str) -> Object:
         """The controller's record on a node; empty without one."""
         text = self.nodes()[name]["metadata"].get("annotations", {}).get(ROLLOUT)
@@ -146,6 +153,10 @@ class GpuFleet:
         """Pods of the namespace by their label `app`."""
         found: list[Object] = self.cp.get(f"{self.space}/pods?labelSelector=app%3D{app}")["items"]
         return found
+
+    def training(self) -> set[str]:
+        """Names of all GPU pods that Deployments made."""
+        return {pod["metadata"]["name"] for pod in self.cp.get(f"{self.space}/pods?labelSelector=job%3Dtrain")["items"]}
 
     def drivers(self) -> dict[str, list[str]]:
         """Node -> uids of its driver pods."""
@@ -229,6 +240,14 @@ class GpuFleet:
         got: Object = self.cp.get(f"/apis/coordination.k8s.io/v1/namespaces/{self.namespace}/leases/{LEASE}")
         return got
 
+    def wait_leader(self, name: str, timeout: float = 20.0) -> None:
+        """Waits until a replica leads."""
+        self.cp.wait_for(lambda: self.leader() == name, f"{name} to lead", timeout)
+
+    def leader(self) -> str:
+        """The name of the replica that leads; empty where none does."""
+        return str(self.lease()["spec"].get("holderIdentity", "")).removeprefix(f"{LEASE}-")
+
     # The controller -------------------------------------------------------------------------------------------------
 
     def start(self, *, proxy: ApiProxy | None = None, name: str = "one", policy_file: bool = True, **changes: str) -> Running:
@@ -273,7 +292,7 @@ class GpuFleet:
             self.cp.delete(f"{self.sets}/{name}")
         self.cp.delete(f"/apis/apps/v1/namespaces/{self.namespace}/deployments")
         self.cp.delete(f"/api/v1/nodes?labelSelector=fleet%3D{self.namespace}")
-        self.cp.request("DELETE", f"{self.space}/pods?gracePeriodSeconds=0")
+        self.cp.delete(f"{self.space}/pods?gracePeriodSeconds=0")
 
 
 def shipped_account(control_plane: ControlPlane, namespace: str) -> list[str]:
