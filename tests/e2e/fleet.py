@@ -199,10 +199,6 @@ class GpuFleet:
             records = {name: self.rollout(name) for name in goal if self.states().get(name) != goal[name]}
             raise AssertionError(f"{error}\nstates: {self.states()}\nrecords: {records}\n{self.logs()[-3000:]}") from None
 
-    def wait_reason(self, name: str, reason: str, timeout: float = 30.0) -> None:
-        """Waits until a node's record gives a reason."""
-        self.cp.wait_for(lambda: self.rollout(name).get("reason") == reason, f"{name} to say {reason}", timeout, 0.05)
-
     def events(self, name: str) -> list[tuple[str, str, str]]:
         """Type, reason and message of our Events about a node."""
         path = f"/api/v1/namespaces/default/events?fieldSelector=involvedObject.name%3D{name},source%3Ddriver-manager"
@@ -250,7 +246,7 @@ class GpuFleet:
 
     # The controller -------------------------------------------------------------------------------------------------
 
-    def start(self, *, proxy: ApiProxy | None = None, name: str = "one", policy_file: bool = True, **changes: str) -> Running:
+    def start(self, *, proxy: ApiProxy | None = None, name: str = "one", by_file: bool = True, **changes: str) -> Running:
         """Starts a replica under the shipped account; `changes` are environment variables."""
         number = len(self.running) + 1
         where = proxy if proxy is not None else self.cp
@@ -265,7 +261,7 @@ class GpuFleet:
             "PATH": os.environ["PATH"],
             "HOME": str(self.folder),
         }
-        if policy_file:
+        if by_file:
             env["POLICY_FILE"] = str(self.folder / "policy.yaml")
             Path(env["POLICY_FILE"]).write_text(json.dumps(self.policy))
         made = start(("controller",), env | changes, self.folder / f"replica-{number}")

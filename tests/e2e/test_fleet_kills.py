@@ -132,7 +132,6 @@ def test_lease_lost_in_the_middle(two: GpuFleet, api_proxy: ApiProxy) -> None:
         two.set_driver("2")
         freed.wait_hit()
         api_proxy.on("update", "/leases/", times=None).refuse()
-        freed.release()
         first.wait(20).require(75)
         wait_all_new(two, story, "a lost Lease")
         story.assert_budget(parallel=1, unavailable=1)
