@@ -7,20 +7,17 @@ import os
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from tests.e2e.command import Ended, Running, start
 from tests.e2e.world import CORDON_TAINT, Object, resource_of
 from tests.kube import crds
 from tests.kube.controlplane import STRATEGIC, ControlPlane
 from tests.kube.kubelet import COMPONENT, DRIVER, GPU, node_manifest
+from tests.kube.manifests import CONTROLLER, documents, path
 from tests.kube.proxy import ApiProxy
 from tests.kube.recorder import Event
 from tests.kube.space import is_marked, is_ready
 
-MANIFESTS = Path(__file__).resolve().parents[2] / "deploy" / "controller"
 STATE = "nvidia.com/gpu-driver-upgrade-state"
 ROLLOUT = "nvidia.com/gpu-driver-manager.rollout"
 ACCEPT = "nvidia.com/gpu-driver-manager.accept"
@@ -109,9 +106,11 @@ class GpuFleet:
 
     def wait_pods(self, app: str, count: int, timeout: float = 60.0) -> None:
         """Waits until so many pods of an app are Ready and none is on its way out."""
-        self.cp.wait_for(
-            lambda: [is_ready(pod) and not is_marked(pod) for pod in self.pods(app)] == [True] * count, f"{count} pods of {app}", timeout, 0.1
-        )
+
+        def are_there() -> bool:
+            return [is_ready(pod) and not is_marked(pod) for pod in self.pods(app)] == [True] * count
+
+        self.cp.wait_for(are_there, f"{count} pods of {app}", timeout, 0.1)
 
     def add_custom(self, policy: Object, kind: str = "ClusterPolicy", name: str = "") -> str:
         """A custom resource with an upgrade policy; gives its path. It goes with the test."""
@@ -134,6 +133,10 @@ class GpuFleet:
         """Name -> Node."""
         items = self.cp.get(f"/api/v1/nodes?labelSelector=fleet%3D{self.namespace}")["items"]
         return {item["metadata"]["name"]: item for item in items}
+
+    def devices(self) -> dict[str, str]:
+        """Node -> how many GPUs are allocatable."""
+        return {name: node["status"]["allocatable"].get(GPU, "") for name, node in self.nodes().items()}
 
     def states(self) -> dict[str, str]:
         """Node -> its state label."""
@@ -165,6 +168,10 @@ class GpuFleet:
             found.setdefault(pod["spec"].get("nodeName", ""), []).append(pod["metadata"]["uid"])
         return found
 
+    def digests(self) -> set[str]:
+        """What the driver pods are configured with."""
+        return {pod["spec"]["containers"][0]["env"][0]["value"] for pod in self.pods(DRIVER_SET)}
+
     def surface(self) -> dict[str, Object]:
         """Node -> what of it must be as before, once an upgrade is over."""
         return {
@@ -182,9 +189,7 @@ class GpuFleet:
         """Waits until every node has its driver, its validator and its devices."""
         for app in (DRIVER_SET, VALIDATOR_SET):
             self.wait_pods(app, len(self.names), timeout)
-        self.cp.wait_for(
-            lambda: all(node["status"]["allocatable"].get(GPU) == str(self.gpus) for node in self.nodes().values()), "the devices", timeout, 0.1
-        )
+        self.cp.wait_for(lambda: set(self.devices().values()) == {str(self.gpus)}, "the devices", timeout, 0.1)
 
     def wait_states(self, wanted: str | Mapping[str, str], timeout: float = 60.0) -> None:
         """Waits until all nodes, or those named, are in a state.
@@ -246,8 +251,10 @@ class GpuFleet:
 
     # The controller -------------------------------------------------------------------------------------------------
 
-    def start(self, *, proxy: ApiProxy | None = None, name: str = "one", by_file: bool = True, **changes: str) -> Running:
-        """Starts a replica under the shipped account; `changes` are environment variables."""
+    def start(
+        self, *, proxy: ApiProxy | None = None, name: str = "one", by_file: bool = True, settings: Mapping[str, str] | None = None
+    ) -> Running:
+        """Starts a replica under the shipped account; `settings` are more environment variables."""
         number = len(self.running) + 1
         where = proxy if proxy is not None else self.cp
         env = {
@@ -264,7 +271,7 @@ class GpuFleet:
         if by_file:
             env["POLICY_FILE"] = str(self.folder / "policy.yaml")
             Path(env["POLICY_FILE"]).write_text(json.dumps(self.policy))
-        made = start(("controller",), env | changes, self.folder / f"replica-{number}")
+        made = start(("controller",), env | dict(settings or {}), self.folder / f"replica-{number}")
         self.running.append(made)
         return made
 
@@ -282,8 +289,8 @@ class GpuFleet:
         for each in self.running:
             if each.process.poll() is None:
                 each.kill()
-        for path in (*self.custom, *self.cluster_wide):
-            self.cp.delete(path)
+        for where in (*self.custom, *self.cluster_wide):
+            self.cp.delete(where)
         for name in (VALIDATOR_SET, DRIVER_SET):
             self.cp.delete(f"{self.sets}/{name}")
         self.cp.delete(f"/apis/apps/v1/namespaces/{self.namespace}/deployments")
@@ -292,37 +299,26 @@ class GpuFleet:
 
 
 def shipped_account(control_plane: ControlPlane, namespace: str) -> list[str]:
-    """Applies account and roles of the shipped manifests with one namespace in place of both; gives the paths of what is cluster-wide."""
+    """Account and roles of the shipped manifests, with one namespace in place of theirs; gives the paths of what is cluster-wide."""
     paths: list[str] = []
-    for document in manifests():
-        kind, meta = document["kind"], document["metadata"]
-        if kind not in ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"):
+    for shipped in documents(CONTROLLER):
+        if shipped["kind"] not in ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"):
             continue
-        group = "/api/v1" if kind == "ServiceAccount" else "/apis/rbac.authorization.k8s.io/v1"
-        whole = kind.startswith("Cluster")
-        name = f"{meta['name']}-{namespace}" if whole else f"{meta['name']}-in-operator" if meta["namespace"] == "gpu-operator" else meta["name"]
-        body = json.loads(json.dumps(document).replace('"namespace": "driver-manager"', f'"namespace": "{namespace}"'))
-        body["metadata"] = {**meta, "name": name} | ({} if whole else {"namespace": namespace})
-        if "roleRef" in body:
-            body["roleRef"]["name"] = name
-        path = f"{group}/{'' if whole else f'namespaces/{namespace}/'}{kind.lower()}s/{name}"
-        control_plane.apply(path, body)
-        if whole:
-            paths.append(path)
+        where = shipped["metadata"].get("namespace", "")
+        body: Object = json.loads(json.dumps(shipped).replace('"namespace": "driver-manager"', f'"namespace": "{namespace}"'))
+        ending = {"": f"-{namespace}", "gpu-operator": "-operator"}.get(where, "")
+        for named in (body["metadata"], body["roleRef"]) if "roleRef" in body else (body["metadata"],):
+            named["name"] += ending
+        body["metadata"] |= {"namespace": namespace} if where else {}
+        control_plane.apply(path(body), body)
+        if not where:
+            paths.append(path(body))
     token = control_plane.service_account_token(namespace, LEASE)
+    probes = ("/api/v1/nodes?limit=1", f"/apis/apps/v1/namespaces/{namespace}/daemonsets?limit=1")
     control_plane.wait_for(
-        lambda: all(
-            control_plane.request("GET", path, token=token).status == 200
-            for path in ("/api/v1/nodes?limit=1", f"/apis/apps/v1/namespaces/{namespace}/daemonsets?limit=1")
-        ),
-        "the shipped roles to work",
+        lambda: all(control_plane.request("GET", probe, token=token).status == 200 for probe in probes), "the shipped roles to work"
     )
     return paths
-
-
-def manifests() -> list[Object]:
-    """The documents of the shipped manifests, in the order in which they are applied."""
-    return [document for file in sorted(MANIFESTS.glob("*.yaml")) for document in yaml.safe_load_all(file.read_text())]
 
 
 def _daemon_set(name: str, namespace: str, key: str, labels: Object, grace: int) -> Object:
