@@ -1,4 +1,4 @@
-"""A fleet of GPU nodes on the real control plane as gpu-operator leaves it, with drivers that come and go, and replicas of the controller."""
+"""A fleet of GPU nodes on the real control plane, with drivers that come and go as gpu-operator's do, and replicas of the controller."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import json
 import os
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.e2e.command import Ended, Running, start
 from tests.e2e.world import CORDON_TAINT, Object, resource_of
@@ -28,17 +30,31 @@ SIM = "kubelet.sim/"
 POLICY: Object = {"autoUpgrade": True, "maxParallelUpgrades": 1, "maxUnavailable": "100%"}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lives:
+    """How long things take; durations as the simulated kubelet reads them."""
+
+    gpus: int = 1
+    """Of each node."""
+    grace: int = 1
+    """Seconds that a driver pod may take to stop."""
+    start_after: str = "500ms"
+    """Driver pods: bound -> Ready."""
+    stop_after: str = "grace"
+    """Driver pods and GPU pods: told to stop -> gone."""
+    devices_after: str = "0"
+    """Driver Ready -> devices there."""
+
+
 class GpuFleet:
     """Nodes with a driver and a validator each; what belongs to one test is told apart by its namespace."""
 
-    def __init__(
-        self, control_plane: ControlPlane, namespace: str, folder: Path, nodes: int, *, gpus: int = 1, start_after: str = "500ms", stop_after: str = "grace", devices_after: str = "0"
-    ) -> None:
+    def __init__(self, control_plane: ControlPlane, namespace: str, folder: Path, nodes: int, **lives: Any) -> None:
         self.cp, self.namespace, self.folder = control_plane, namespace, folder
         self.space, self.sets = f"/api/v1/namespaces/{namespace}", f"/apis/apps/v1/namespaces/{namespace}/daemonsets"
         self.names = [f"{namespace}-n{number:03}" for number in range(nodes)]
-        self.gpus, self.start_after, self.stop_after = gpus, start_after, stop_after
-        self.devices_after = devices_after
+        self.lives = Lives(**lives)
+        self.gpus = self.lives.gpus
         self.policy = dict(POLICY)
         self.running: list[Running] = []
         self.custom: list[str] = []
@@ -60,7 +76,7 @@ class GpuFleet:
             "nvidia.com/gpu.deploy.operator-validator": "true",
             "fleet": self.namespace,
         }
-        wishes = {f"{SIM}devices": str(self.gpus), f"{SIM}devices-after": self.devices_after}
+        wishes = {f"{SIM}devices": str(self.gpus), f"{SIM}devices-after": self.lives.devices_after}
         made = node_manifest(name, gpus=self.gpus, labels=labels, annotations=wishes)
         made["status"]["allocatable"] = {**made["status"]["allocatable"], GPU: "0"}
         self.cp.create("/api/v1/nodes", made)
@@ -76,9 +92,9 @@ class GpuFleet:
     def driver_set(self, digest: str = "1") -> Object:
         """The driver's DaemonSet as it is made."""
         labels = {"app": DRIVER_SET, COMPONENT: DRIVER}
-        made = _daemon_set(DRIVER_SET, self.namespace, "nvidia.com/gpu.deploy.driver", labels, 1)
+        made = _daemon_set(DRIVER_SET, self.namespace, "nvidia.com/gpu.deploy.driver", labels, self.lives.grace)
         template = made["spec"]["template"]
-        template["metadata"]["annotations"] = {f"{SIM}start-after": self.start_after, f"{SIM}stop-after": self.stop_after}
+        template["metadata"]["annotations"] = {f"{SIM}start-after": self.lives.start_after, f"{SIM}stop-after": self.lives.stop_after}
         template["spec"]["containers"][0]["env"] = [{"name": "DRIVER_CONFIG_DIGEST", "value": digest}]
         return made
 
@@ -94,7 +110,7 @@ class GpuFleet:
         container = {"name": "main", "image": "train:1", "resources": {"limits": {GPU: str(gpus)}}}
         where = {"kubernetes.io/hostname": node} if node else {"fleet": self.namespace}
         spec = {"terminationGracePeriodSeconds": grace, "nodeSelector": where, "containers": [container]}
-        meta = {"labels": {"app": name, "job": "train", **(labels or {})}, "annotations": {f"{SIM}stop-after": self.stop_after}}
+        meta = {"labels": {"app": name, "job": "train", **(labels or {})}, "annotations": {f"{SIM}stop-after": self.lives.stop_after}}
         body = {
             "apiVersion": "apps/v1",
             "kind": "Deployment",
