@@ -32,6 +32,7 @@ from tests.e2e.fleetwatch import Story, watched
 from tests.kube import crds
 from tests.kube.controlplane import ControlPlane
 from tests.kube.fixtures import make_namespace
+from tests.kube.recorder import Event
 from tests.kube.space import is_ready, node_of
 
 FIGURES = ("requests_per_node", "ready_to_next_write_ms", "ideal_ratio", "peak_mb")
@@ -80,7 +81,8 @@ def wait_end(fleet: GpuFleet, story: Story, timeout: float) -> None:
 
 def figures(count: int, story: Story, requests: Requests, evicted: list[str]) -> dict[str, Any]:
     writes = state_writes(story)
-    wall = max(writes.values(), key=lambda each: each[-1])[-1] - min(writes.values(), key=lambda each: each[0])[0]
+    times = [event.at for events in writes.values() for event in events]
+    wall = max(times) - min(times)
     waits = ready_to_next_write(story, writes)
     by_resource: Counter[str] = Counter()
     for (_, what, _), number in requests.items():
@@ -99,25 +101,31 @@ def figures(count: int, story: Story, requests: Requests, evicted: list[str]) ->
     }
 
 
-def state_writes(story: Story) -> dict[str, list[float]]:
-    """Node -> when its state label was seen to change."""
-    found: dict[str, list[float]] = {}
+def state_writes(story: Story) -> dict[str, list[Event]]:
+    """Node -> the events that brought another state."""
+    found: dict[str, list[Event]] = {}
     labels: dict[str, str] = {}
     for event in story.nodes.events:
         label = event.object["metadata"]["labels"].get(STATE, "")
         if labels.get(event.name, label) != label:
-            found.setdefault(event.name, []).append(event.at)
+            found.setdefault(event.name, []).append(event)
         labels[event.name] = label
     return found
 
 
-def ready_to_next_write(story: Story, writes: dict[str, list[float]]) -> list[float]:
+def ready_to_next_write(story: Story, writes: dict[str, list[Event]]) -> list[float]:
+    """Seconds for each node. What came first is told by the API server's versions: the two watches are not in step to the millisecond."""
     old = {uids[0] for uids in story.driver_uids().values()}
-    ready: dict[str, float] = {}
+    ready: dict[str, Event] = {}
     for event in story.drivers.events:
         if event.uid not in old and is_ready(event.object):
-            ready.setdefault(node_of(event.object), event.at)
-    return [min(write for write in writes[name] if write >= at - 0.005) - at for name, at in ready.items()]
+            ready.setdefault(node_of(event.object), event)
+    nexts = {name: next(write for write in writes[name] if version(write) > version(event)) for name, event in ready.items()}
+    return [max(0.0, nexts[name].at - event.at) for name, event in ready.items()]
+
+
+def version(event: Event) -> int:
+    return int(event.object["metadata"]["resourceVersion"])
 
 
 def peak_mb(pid: int) -> float:
