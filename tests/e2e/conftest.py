@@ -4,12 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Protocol
 
 import pytest
 
+from tests.e2e.fleet import GpuFleet
 from tests.e2e.gpu_users import GpuUsers
 from tests.e2e.world import StockNode
 from tests.kube.controlplane import ControlPlane
+
+
+class FleetMaker(Protocol):
+    """Makes a fleet of so many nodes, with drivers that are up; it goes with the test, and so do its replicas."""
+
+    def __call__(self, nodes: int, **options: Any) -> GpuFleet: ...
+
+
+@pytest.fixture
+def fleet(control_plane: ControlPlane, namespace: str, tmp_path: Path) -> Iterator[FleetMaker]:
+    """Makes the test's fleet."""
+    made: list[GpuFleet] = []
+
+    def make(nodes: int, **options: Any) -> GpuFleet:
+        made.append(GpuFleet(control_plane, namespace, tmp_path, nodes, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.remove()
+        text = each.logs()
+        assert not any(word in text for word in ("Traceback", "never retrieved", "never awaited")), text[-4000:]
 
 
 @pytest.fixture

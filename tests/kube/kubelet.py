@@ -20,6 +20,9 @@ moment they matter:
     kubelet.sim/stop-after     duration   SIGTERM -> containers down, cut off by the pod's grace period (default 0);
                                           "grace" takes all of the grace period, "never" hangs in Terminating
     kubelet.sim/down           "true"     on a node: no heartbeat, no pod moves, until the annotation goes
+    kubelet.sim/needs          component  Ready only while a pod with this component label is Ready on the node, deleted when that goes
+    kubelet.sim/devices        number     on a node: allocatable nvidia.com/gpu while a driver pod is Ready there, else 0
+    kubelet.sim/devices-after  duration   driver Ready -> devices advertised                          (default 0)
 
 A change of an annotation is seen at once by a pod that waits. Durations: 250ms, 2s, 1m, or plain seconds.
 """
@@ -44,6 +47,7 @@ logger = logging.getLogger(__name__)
 Object = dict[str, Any]
 
 PREFIX = "kubelet.sim"
+COMPONENT, DRIVER, GPU = "app.kubernetes.io/component", "nvidia-driver", "nvidia.com/gpu"
 UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0}
 FOREVER = float("inf")
 
@@ -207,6 +211,8 @@ class Pod:
         self.restarts = max((c["restartCount"] for c in status.get("containerStatuses", [])), default=0)
         self.started_at = status.get("startTime") or now()
         self.is_dying = False
+        self.is_up = False
+        """Whether it was last said to be Ready."""
         self.task: asyncio.Task[None] | None = None
 
     @property
@@ -215,13 +221,26 @@ class Pod:
         return f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}"
 
     @property
+    def node(self) -> str:
+        return str(self.body["spec"]["nodeName"])
+
+    @property
+    def component(self) -> str:
+        return str((self.body["metadata"].get("labels") or {}).get(COMPONENT, ""))
+
+    @property
     def is_frozen(self) -> bool:
-        return self.kubelet.is_down(self.body["spec"]["nodeName"])
+        return self.kubelet.is_down(self.node)
+
+    @property
+    def is_kept_from_ready(self) -> bool:
+        needs = self.wish("needs")
+        return self.wish("ready") == "never" or bool(needs and not self.kubelet.has_up(self.node, needs))
 
     def wish(self, key: str, default: str = "") -> str:
         """What the pod, else its node, asks for."""
         name = f"{PREFIX}/{key}"
-        of_node = self.kubelet.nodes.get(self.body["spec"]["nodeName"], {}).get("metadata", {}).get("annotations", {})
+        of_node = self.kubelet.nodes.get(self.node, {}).get("metadata", {}).get("annotations", {})
         return str((self.body["metadata"].get("annotations") or {}).get(name) or of_node.get(name) or default)
 
     def update(self, body: Object) -> None:
@@ -274,11 +293,10 @@ class Pod:
         for done in range(len(inits)):
             await self.post("Pending", "PodInitializing", init_running=done)
             await self.wait("init-after")
-        is_ready_at_once = self.wish("ready") != "never" and not seconds(self.wish("ready-after", "0"))
-        if not is_ready_at_once:
+        if self.is_kept_from_ready or seconds(self.wish("ready-after", "0")):
             await self.post("Running")
             await self.wait("ready-after")
-            while self.wish("ready") == "never":
+            while self.is_kept_from_ready:
                 await self.next_change()
         await self.post("Running", ready=True)
         while self.restarts < int(self.wish("restarts", "0")):
@@ -293,6 +311,7 @@ class Pod:
 
     async def die(self) -> None:
         """SIGTERM, wait, report the containers down, then take the pod out of the API."""
+        self.say_up(False)
         await self.wait("stop-after", at_most=lambda: float(self.body["metadata"].get("deletionGracePeriodSeconds") or 0))
         if self.body.get("status", {}).get("containerStatuses"):
             code = 0 if self.body["spec"].get("restartPolicy") != "Always" else 137
@@ -304,6 +323,12 @@ class Pod:
             "preconditions": {"uid": self.uid},
         }
         await self.kubelet.api.call("DELETE", self.path, options)  # with finalizers it stays, and goes with the last of them
+
+    def say_up(self, is_up: bool) -> None:
+        """Those that need it, and the node's devices, follow."""
+        if self.is_up != is_up:
+            self.is_up = is_up
+            self.kubelet.component_changed(self.node, self.component, is_up)
 
     async def wait_while_down(self) -> None:
         while self.is_frozen:
@@ -344,6 +369,7 @@ class Pod:
             states = [self.init_state(number, phase, init_running, at) for number in range(len(inits))]
             status["initContainerStatuses"] = [container_status(c, s, "terminated" in s) for c, s in zip(inits, states, strict=True)]
         await self.kubelet.api.patch(f"{self.path}/status", {"metadata": {"uid": self.uid}, "status": status})
+        self.say_up(ready)
 
     def ended(self, code: int, at: str) -> Object:
         """The state of a container that has ended."""
@@ -395,6 +421,8 @@ class Kubelet:
         self.pods: dict[str, Pod] = {}
         self.orphans: dict[str, Object] = {}
         """Pods seen before their node was."""
+        self.devices: dict[str, asyncio.Lock] = {}
+        """Nodes whose devices come and go; one status patch at a time each."""
 
     async def register(self, manifests: list[Object]) -> None:
         """Creates nodes; one that exists already is left as it is."""
@@ -416,9 +444,37 @@ class Kubelet:
             self.tasks.create_task(self.watch_nodes())
             self.tasks.create_task(self.watch_pods())
 
-    def is_down(self, node: str) -> bool:
+    def node_wish(self, node: str, key: str) -> str:
+        """What a node asks for itself."""
         annotations = self.nodes.get(node, {}).get("metadata", {}).get("annotations") or {}
-        return bool(annotations.get(f"{PREFIX}/down") == "true")
+        return str(annotations.get(f"{PREFIX}/{key}", ""))
+
+    def is_down(self, node: str) -> bool:
+        return self.node_wish(node, "down") == "true"
+
+    def on(self, node: str) -> list[Pod]:
+        return [pod for pod in self.pods.values() if pod.node == node]
+
+    def has_up(self, node: str, component: str) -> bool:
+        return any(pod.is_up and pod.component == component for pod in self.on(node))
+
+    def component_changed(self, node: str, component: str, is_up: bool) -> None:
+        """A pod came up or goes: who needs it becomes Ready, or is deleted."""
+        for pod in self.on(node) if component else ():
+            if pod.wish("needs") == component:
+                pod.changed.set()
+                if not is_up and not pod.is_dying:
+                    self.tasks.create_task(self.api.call("DELETE", pod.path, {"preconditions": {"uid": pod.uid}}))
+        if component == DRIVER and self.node_wish(node, "devices"):
+            self.tasks.create_task(self.advertise(node))
+
+    async def advertise(self, node: str) -> None:
+        """Says how many devices there are now."""
+        if self.has_up(node, DRIVER):
+            await asyncio.sleep(seconds(self.node_wish(node, "devices-after") or "0"))
+        async with self.devices.setdefault(node, asyncio.Lock()):
+            count = self.node_wish(node, "devices") if self.has_up(node, DRIVER) else "0"
+            await self.api.patch(f"/api/v1/nodes/{node}/status", {"status": {"allocatable": {GPU: count}}})
 
     async def watch_nodes(self) -> None:
         heartbeats: dict[str, asyncio.Task[None]] = {}
@@ -438,9 +494,10 @@ class Kubelet:
                 for uid in [uid for uid, pod in self.orphans.items() if pod["spec"]["nodeName"] == name]:
                     self.see_pod("ADDED", self.orphans.pop(uid))
             elif before["metadata"]["annotations"] != wishes:
-                for pod in self.pods.values():
-                    if pod.body["spec"]["nodeName"] == name:
-                        pod.changed.set()
+                for pod in self.on(name):
+                    pod.changed.set()
+                if self.node_wish(name, "devices"):
+                    self.tasks.create_task(self.advertise(name))
 
     async def heartbeat(self, name: str, node: Object) -> None:
         """Ready at once, then a lease renewed at intervals."""

@@ -11,7 +11,8 @@
         [(seen.verb, seen.path, seen.status) for seen in proxy.requests()]
 
 A rule is named by verb (get, list, watch, create, update, patch, delete, deletecollection, or the HTTP method in
-capitals) and a regular expression that is searched in path and query; `nth` counts the requests that match. The
+capitals) and a regular expression that is searched in path and query, if need be another one that is searched in the
+body; `nth` counts the requests that match. The
 first rule that applies is the one obeyed, and a rule obeys once unless `times` says otherwise (None: always).
 
 It serves TLS with the apiserver's own certificate, so a client trusts both alike; HTTP/1.1, watches are streamed. It
@@ -83,9 +84,10 @@ class Seen:
 class Rule:
     """What to do with the requests that match; made by `ApiProxy.on`."""
 
-    def __init__(self, proxy: ApiProxy, verb: str, path: str, nth: int | None, times: int | None) -> None:
+    def __init__(self, proxy: ApiProxy, verb: str, path: str, body: str, nth: int | None, times: int | None) -> None:
         self._proxy = proxy
         self._verb, self._path, self._nth, self._times = verb, re.compile(path), nth, times
+        self._in_body = re.compile(body.encode())
         self._matched = 0
         self.fault: Fault = "none"
         self.obeyed: list[Seen] = []
@@ -142,7 +144,7 @@ class Rule:
 
     def applies_to(self, seen: Seen) -> bool:
         """Whether this request is to be spoiled; counts those that match."""
-        if self._verb not in (seen.verb, seen.method, "*") or not self._path.search(seen.path):
+        if self._verb not in (seen.verb, seen.method, "*") or not self._path.search(seen.path) or not self._in_body.search(seen.body):
             return False
         self._matched += 1
         if self._nth is not None and self._matched < self._nth:
@@ -190,9 +192,9 @@ class ApiProxy:
         """A kubeconfig whose server is this proxy."""
         return self.control_plane.kubeconfig(user, token, server=self.url)
 
-    def on(self, verb: str, path: str, *, nth: int | None = None, times: int | None = 1) -> Rule:
+    def on(self, verb: str, path: str, *, body: str = "", nth: int | None = None, times: int | None = 1) -> Rule:
         """Begins a rule; say next what it does, e.g. `.hold_answer()`."""
-        return Rule(self, verb, path, nth, times)
+        return Rule(self, verb, path, body, nth, times)
 
     def clear(self) -> None:
         """Forgets all rules, and lets go of what they hold."""
