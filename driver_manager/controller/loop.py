@@ -19,7 +19,7 @@ from driver_manager.controller.election import Election, read_grants, written_gr
 from driver_manager.controller.settings import ControllerSettings
 from driver_manager.controller.sight import progress_of, situation_of
 from driver_manager.controller.telling import Telling
-from driver_manager.controller.work import Job, Worker, what_to_free
+from driver_manager.controller.work import Handlers, Job, Worker, what_to_free
 from driver_manager.core.budget import Tally, count
 from driver_manager.core.fleet import Changed, FleetPod, Kind
 from driver_manager.core.policy_groups import Groups, policy_groups
@@ -61,6 +61,7 @@ class Controller:
     def __init__(self, fleet: Fleet, clock: Clock, settings: ControllerSettings, election: Election, telling: Telling) -> None:
         self._fleet, self._clock, self._settings = fleet, clock, settings
         self._election, self._telling = election, telling
+        self._handlers = Handlers(fleet, clock.now)
         self.cache = Cache(self._policies_changed)
         self.tally = Tally()
         self.groups = Groups()
@@ -301,7 +302,7 @@ class Controller:
         if running is not None and running[0].job.key == job.key:
             return
         self._stop_worker(name)
-        worker = Worker(self._fleet, self._clock, self._settings.agent, job, lambda: self._mark((name,)))
+        worker = Worker(self._fleet, self._clock, self._settings.agent, self._handlers, job, lambda: self._mark((name,)))
         self._workers[name] = (worker, self._spawn(worker.run()))
 
     def _stop_worker(self, name: str) -> None:
@@ -485,7 +486,7 @@ class Controller:
             return None
         try:
             pods = await self._fleet.pods_on(name)
-            todo = await what_to_free(self._fleet, self._settings.agent, node, pods.items, situation.policy, Work.FREE)
+            todo = await what_to_free(self._fleet, self._handlers, self._settings.agent, node, pods.items, situation.policy, Work.FREE)
         except ClusterError as error:
             return f"its pods cannot be looked at: {error.message}"
         if todo.refusals and situation.policy.drain.enable:

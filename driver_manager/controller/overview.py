@@ -13,7 +13,7 @@ from driver_manager.config import Settings
 from driver_manager.controller.cache import Cache
 from driver_manager.controller.election import read_grants
 from driver_manager.controller.sight import progress_of, situation_of
-from driver_manager.controller.work import what_to_free
+from driver_manager.controller.work import Handlers, what_to_free
 from driver_manager.core.budget import Tally, count
 from driver_manager.core.fleet import FleetEvent, Kind, LeaseView
 from driver_manager.core.policy_groups import FILE_GROUP, Groups, policy_groups
@@ -186,7 +186,7 @@ async def _with_pods(fleet: Fleet, settings: Settings, seen: Situation) -> Situa
     work = Work.DRAIN if seen.state is State.DRAIN else Work.FREE
     try:
         pods = (await fleet.pods_on(seen.node.name)).items
-        todo = await what_to_free(fleet, settings, seen.node, pods, seen.in_force, work)
+        todo = await what_to_free(fleet, Handlers(fleet, lambda: 0.0), settings, seen.node, pods, seen.in_force, work)
     except ClusterError:
         return seen
     match seen.state:

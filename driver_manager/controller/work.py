@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 MAX_ROUNDS: Final = 3
 """How often pods that came meanwhile are freed too, before they are named and given up."""
+HANDLERS_SECONDS: Final = 300.0
 REPORT_SECONDS: Final = 1.0
 RETRY_SECONDS: Final = 5.0
 """After an API server that did not answer."""
@@ -55,8 +56,10 @@ class Told:
 class Worker:
     """Does one job; tells after each change."""
 
-    def __init__(self, cluster: Cluster, clock: Clock, settings: Settings, job: Job, on_change: Callable[[], None]) -> None:
-        self._cluster, self._clock, self._settings = cluster, clock, settings
+    def __init__(
+        self, cluster: Cluster, clock: Clock, settings: Settings, handlers: "Handlers", job: Job, on_change: Callable[[], None]
+    ) -> None:
+        self._cluster, self._clock, self._settings, self._handlers = cluster, clock, settings, handlers
         self.job = job
         self._on_change = on_change
         self.told = Told()
@@ -117,7 +120,8 @@ class Worker:
 
     async def _look(self, tracker: PodTracker) -> ToFree:
         pods = tuple(tracker.present.values())
-        return await what_to_free(self._cluster, self._settings, self.job.node, pods, self.job.policy, self.job.work)
+        job = self.job
+        return await what_to_free(self._cluster, self._handlers, self._settings, job.node, pods, job.policy, job.work)
 
     async def _take_off(self, tracker: PodTracker, todo: ToFree) -> None:
         """Evicts and waits, telling meanwhile what is waited for."""
@@ -140,12 +144,35 @@ class Worker:
             await self._clock.sleep(REPORT_SECONDS)
 
 
+class Handlers:
+    """RuntimeClass name -> handler, listed again now and then: a cluster has few, and they hardly change."""
+
+    def __init__(self, cluster: Cluster, now: Callable[[], float]) -> None:
+        self._cluster, self._now = cluster, now
+        self._listed_at = float("-inf")
+        self._handlers: Mapping[str, str] | None = None
+
+    async def get(self) -> Mapping[str, str] | None:
+        """As they are now, or were not long ago; None where they may not be listed."""
+        if self._now() - self._listed_at >= HANDLERS_SECONDS:
+            try:
+                self._handlers = await self._cluster.runtime_handlers()
+            except Forbidden:
+                self._handlers = None
+            self._listed_at = self._now()
+        return self._handlers
+
+
 async def what_to_free(
-    cluster: Cluster, settings: Settings, node: NodeView, pods: Sequence[PodView], policy: UpgradePolicy, work: Work
+    cluster: Cluster, handlers: Handlers, settings: Settings, node: NodeView, pods: Sequence[PodView], policy: UpgradePolicy, work: Work
 ) -> ToFree:
-    """What has to happen to the pods of a node, with their claims read."""
+    """What has to happen to the pods of a node, with their claims and runtime classes read."""
     wanted = {(pod.namespace, name) for pod in pods for name in pod.claims}
-    users = Users(settings=settings, claims=await cluster.claims(wanted) if wanted else {})
+    users = Users(
+        settings=settings,
+        claims=await cluster.claims(wanted) if wanted else {},
+        runtime_handlers=await handlers.get() if any(pod.runtime_class for pod in pods) else None,
+    )
     return (pods_to_drain if work is Work.DRAIN else pods_to_free)(node, pods, policy, users)
 
 
