@@ -209,8 +209,8 @@ class Host(Protocol):
         """
         ...
 
-    async def wait_for_change(self, pids: Sequence[int], timeout: float) -> None:
-        """Returns when one of the processes has ended, else after `timeout` seconds; with no pids it just waits."""
+    async def wait_for_change(self, pids: Sequence[int], timeout: float) -> bool:
+        """Returns when one of the processes has ended, else after `timeout` seconds; gives whether none of them is left; with no pids it just waits."""
         ...
 
 

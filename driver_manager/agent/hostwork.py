@@ -97,8 +97,9 @@ class HostWork:
         pod_names: dict[str, str],
         drain: Callable[[HolderScan], Awaitable[None]] | None,
         has_newcomers: Callable[[HolderScan], bool],
-    ) -> None:
-        """Waits until nothing holds a GPU, or somebody has come who has to be freed of it first.
+        look_at_all: Callable[[], Awaitable[tuple[HolderScan, HostView]]],
+    ) -> bool:
+        """Waits until nothing holds a GPU, or somebody has come who has to be freed of it first; gives whether `look_at_all` saw that.
 
         Args:
             modules: to be unloaded.
@@ -106,15 +107,17 @@ class HostWork:
             drain: what to do, once, when something still holds a GPU after a while; None to only wait.
             has_newcomers: whether new pods use the driver, or services that can be stopped hold it; then this ends, and the look that
                 follows makes them another round.
+            look_at_all: looks at the cluster too, as is done right before the unload. This look is taken when all who held a GPU have
+                ended, so that nobody has to look twice then.
 
         Raises:
             DeadlineExceeded: naming who holds it.
         """
-        limit, began = self._settings.holder_timeout, self._clock.now()
+        limit, began, is_over = self._settings.holder_timeout, self._clock.now(), False
         while True:
-            scan, host = await together(self._holders(), self._host.look())
+            scan, host = await (look_at_all() if is_over else together(self._holders(), self._host.look()))
             if self.is_released(host, scan, modules) or has_newcomers(scan):
-                return
+                return is_over
             await self._terminate(scan)
             waited = self._clock.now() - began
             blockers = holder_blockers(scan, used_modules(host.modules, modules), pod_names)
@@ -122,7 +125,7 @@ class HostWork:
             self._progress.wait(Waiting("held-by-process", sentence, blockers))
             if drain is not None and waited >= DRAIN_AFTER:
                 await drain(scan)
-                drain, began = None, self._clock.now()
+                drain, began, is_over = None, self._clock.now(), False
                 continue
             if limit and waited >= limit:
                 raise DeadlineExceeded(_names(blockers), waited, hint=HOLDER_HINT if scan.holders else UNSEEN_HINT)
@@ -130,7 +133,8 @@ class HostWork:
             if drain is not None:
                 pause = min(pause, DRAIN_AFTER)
             pids = [each.pid for each in scan.holders]
-            await self._host.wait_for_change(pids, max(0.001, min(pause, limit - waited)) if limit else pause)
+            are_gone = await self._host.wait_for_change(pids, max(0.001, min(pause, limit - waited)) if limit else pause)
+            is_over = are_gone and bool(pids)
 
     async def _terminate(self, scan: HolderScan) -> None:
         """Asks processes of the host to end, each once, where HOST_PROCESSES says so."""

@@ -169,7 +169,7 @@ class SimHost:
         """Asks a process to end."""
         await self._write("terminate", {"pid": pid}, lambda: self.machine.terminate(pid))
 
-    async def wait_for_change(self, pids: Sequence[int], timeout: float) -> None:
+    async def wait_for_change(self, pids: Sequence[int], timeout: float) -> bool:
         """Returns when one of the processes has ended, else after the timeout."""
         await self._read("wait_for_change")
         wanted = list(pids)
@@ -178,6 +178,7 @@ class SimHost:
                 while not wanted or all(pid in self.machine.processes for pid in wanted):
                     await self.machine.changed.wait()
         self._life.check()
+        return not any(pid in self.machine.processes for pid in wanted)
 
     async def _read(self, name: str) -> None:
         try:
