@@ -210,7 +210,10 @@ class Host(Protocol):
         ...
 
     async def wait_for_change(self, pids: Sequence[int], timeout: float) -> bool:
-        """Returns when one of the processes has ended, else after `timeout` seconds; gives whether none of them is left; with no pids it just waits."""
+        """Returns when one of the processes has ended, else after `timeout` seconds; gives whether none of them is left.
+
+        With no pids it waits for the kernel to tell of a module or device that came or went, where it does that.
+        """
         ...
 
 

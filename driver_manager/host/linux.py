@@ -1,7 +1,7 @@
 """The Host port on Linux, or on a directory tree laid out like one.
 
 All reading goes through explicit roots (`paths`), all changing through `Calls`; what is left here is the order of things and what an answer
-means. Nothing is kept between calls.
+means. Nothing that was seen is kept between calls, but the number of the kernel's last event.
 """
 
 import asyncio
@@ -33,6 +33,7 @@ from driver_manager.host.scan import Probe, gpu_probe, others, scan, users_below
 from driver_manager.host.services import Services
 from driver_manager.host.threads import in_thread
 from driver_manager.host.tree import TreeCalls
+from driver_manager.host.uevents import next_event, sequence_number
 from driver_manager.host.vfio import Vfio, module_root
 from driver_manager.host.waiting import readable
 from driver_manager.ports import Clock
@@ -41,6 +42,8 @@ T = TypeVar("T")
 
 READ_SECONDS: Final = 60.0
 """Limit of a look; it takes milliseconds, or a second or two with thousands of processes."""
+LISTEN_AFTER: Final = 0.5
+"""Seconds into a wait after which it listens to the kernel's events: those that end sooner need not pay for it."""
 QUICK_SECONDS: Final = 10.0
 """Limit of calls that only touch memory."""
 _VERSION = re.compile(r"\d+(?:\.\d+)+")
@@ -94,9 +97,12 @@ class LinuxHost:
         self._calls = calls
         self._clock = clock
         self._services = Services(calls, self._into_host())
+        self._sequence: int | None = None
 
     async def look(self) -> HostView:
         """Reads modules, mounts, files and PCI devices."""
+        if not self._roots.is_tree:
+            self._sequence = sequence_number(self._roots.sys)
         return await self._read(lambda: look(self._roots), lambda: "the look at the host's files")
 
     async def holders(self) -> HolderScan:
@@ -279,10 +285,10 @@ class LinuxHost:
     # Waiting ---------------------------------------------------------------------------------------------------------
 
     async def wait_for_change(self, pids: Sequence[int], timeout: float) -> bool:
-        """Returns when one of the processes has ended, else after `timeout` seconds."""
+        """Returns when one of the processes has ended, a module or device came or went, or after `timeout` seconds."""
         self._calls.make_ready()  # when the wait is over every moment counts
         if not pids:
-            await self._clock.sleep(timeout)
+            await self._hear(timeout)
             return True
         if not self._roots.is_tree and own_pid(self._roots) == os.getpid():
             with contextlib.suppress(OSError):
@@ -290,6 +296,33 @@ class LinuxHost:
                     return await self._first_of(ends, timeout)
         await self._poll(pids, timeout)
         return not any(self._is_there(pid) for pid in pids)
+
+    async def _hear(self, timeout: float) -> None:
+        """Waits for an event of the kernel's; time is up at the limit, whatever becomes of that."""
+        pause = asyncio.ensure_future(self._clock.sleep(timeout))
+        hearing = asyncio.ensure_future(self._event())
+        try:
+            await asyncio.wait({pause, hearing}, return_when=asyncio.FIRST_COMPLETED)
+            if hearing.done() and hearing.exception() is not None:  # there are none to be had
+                await pause
+        finally:
+            for task in (pause, hearing):
+                task.cancel()
+            await asyncio.gather(pause, hearing, return_exceptions=True)
+
+    async def _event(self) -> None:
+        """Returns when a module or device came or went since the last look.
+
+        What happened before this listens shows in the number of the kernel's last event. The pause before bounds how often the events of
+        others, which count there too, can end a wait.
+
+        Raises:
+            OSError: the kernel tells nothing here.
+        """
+        if self._roots.is_tree:
+            raise OSError(errno.ENOTSUP, "a tree has no events")
+        await self._clock.sleep(LISTEN_AFTER)
+        await next_event(lambda: self._sequence not in (None, sequence_number(self._roots.sys)))
 
     def _is_there(self, pid: int) -> bool:
         return (self._roots.proc / str(pid)).exists()
