@@ -15,6 +15,7 @@ from driver_manager.core.snapshot import (
     HolderScan,
     HostView,
     Identity,
+    MountCopy,
     MountView,
     NodeView,
     Permissions,
@@ -159,6 +160,10 @@ class Host(Protocol):
         Raises:
             MountBusy: only without `detach`. DeviceStuck, HostError.
         """
+        ...
+
+    async def mount_copies(self, mounts: Sequence[MountView]) -> tuple[MountCopy, ...]:
+        """Who has copies of mounts that were unmounted, in mount namespaces of their own; the first of them."""
         ...
 
     async def unbind_vfio(self, address: str, timeout: float) -> None:

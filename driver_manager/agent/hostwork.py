@@ -54,6 +54,7 @@ class HostWork:
         self._host, self._clock, self._settings, self._progress = host, clock, settings, progress
         self._keeps_vfio = keeps_vfio
         self._terminated: set[int] = set()
+        self._unmounted: list[MountView] = []
 
     async def do(self, step: RemoveFiles | UnloadModule | Unmount | UnbindVfio | RemovePidFile | AwaitNetworkDriver | ProveFree) -> None:
         """Does one step."""
@@ -211,6 +212,7 @@ class HostWork:
         return DeadlineExceeded(f"{what} to let go of the module {name}", waited, hint="end what uses the module, then run again")
 
     async def _unmount(self, mount: MountView, is_detach_at_once: bool) -> None:
+        self._unmounted.append(mount)
         if not is_detach_at_once:
             try:
                 await finished(self._host.unmount(mount, detach=False, timeout=CALL_TIMEOUT))
@@ -255,6 +257,18 @@ class HostWork:
         left += [f"a mount at {mount.target}" for mount in host.mounts]
         if left:
             raise HostError(f"the host is not free: {', '.join(left)} is still there", hint="find out what brings it back")
+        await self._tell_copies()
+
+    async def _tell_copies(self) -> None:
+        """Names who keeps files of the old driver alive by a copy of its mounts, which is nothing for a new driver to mind.
+
+        What cannot be looked at is no reason to fail now: the host itself is free.
+        """
+        with suppress(HostError):
+            for copy in await self._host.mount_copies(self._unmounted) if self._unmounted else ():
+                owner = f"pod with uid {copy.pod_uid}" if copy.pod_uid else f"unit {copy.unit}" if copy.unit else "unknown owner"
+                what = f"{copy.target} in the mount namespace of {copy.command} (process {copy.pid}, {owner})"
+                self._progress.warn("a copy of the old driver's mounts stays until its process ends", what=what)
 
     async def _await_network_driver(self, is_host: bool) -> None:
         """After the unload, as the network driver may wait for the GPU driver's peer memory module to go (N26)."""

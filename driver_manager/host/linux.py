@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from driver_manager import names
-from driver_manager.core.snapshot import HolderScan, HostView, ModuleState, ModuleView, MountView
+from driver_manager.core.snapshot import HolderScan, HostView, ModuleState, ModuleView, MountCopy, MountView
 from driver_manager.errors import DeviceStuck, HostError, InvariantBroken
 from driver_manager.host import lock as node_lock
 from driver_manager.host.calls import MNT_DETACH, O_NONBLOCK, UMOUNT_NOFOLLOW, Calls, KernelCalls
 from driver_manager.host.children import in_children
+from driver_manager.host.copies import copies_of
 from driver_manager.host.errnos import error_of
 from driver_manager.host.look import look, module_view, mounts, own_pid, unloading_disabled
 from driver_manager.host.parsing import is_at_or_below
@@ -223,6 +224,10 @@ class LinuxHost:
             return error_of("umount2", number, target, state="children", more=", ".join(below[:_MOST_NAMED]))
         users = await self._read(lambda: users_below(self._roots, target, _MOST_NAMED), lambda: f"the look for users of {target}")
         return error_of("umount2", number, target, more=", ".join(users) or "no process was found there")
+
+    async def mount_copies(self, mounts: Sequence[MountView]) -> tuple[MountCopy, ...]:
+        """Who has copies of mounts that were unmounted."""
+        return await self._read(lambda: copies_of(self._roots, mounts, _MOST_NAMED), lambda: "the look for copies of the driver's mounts")
 
     async def unbind_vfio(self, address: str, timeout: float) -> None:
         """Takes one PCI function off vfio and leaves it without a driver; not there, or not on vfio, is fine."""

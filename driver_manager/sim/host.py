@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import TypeVar
 
 from driver_manager import names
-from driver_manager.core.snapshot import HolderScan, HostView, MountView
+from driver_manager.core.snapshot import HolderScan, HostView, MountCopy, MountView
 from driver_manager.errors import HostError, InvariantBroken, LockHeld, ServiceFailed
 from driver_manager.sim.faults import Hung, Life, When
 from driver_manager.sim.machine import DRIVER_ROOT, Machine
@@ -107,6 +107,11 @@ class SimHost:
             stuck=stuck,
             hangs=top is not None and top.is_stuck,
         )
+
+    async def mount_copies(self, mounts: Sequence[MountView]) -> tuple[MountCopy, ...]:
+        """Who has copies of mounts that were unmounted."""
+        await self._read("mount_copies")
+        return tuple(self.machine.mount_copies) if mounts else ()
 
     async def unbind_vfio(self, address: str, timeout: float) -> None:
         """Takes one PCI function off vfio."""

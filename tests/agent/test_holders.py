@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from driver_manager import names
-from driver_manager.core.snapshot import PciDevice
+from driver_manager.core.snapshot import MountCopy, PciDevice
 from driver_manager.errors import HostError
 from driver_manager.sim.faults import Delay, Do, Fail, When
 from driver_manager.sim.machine import DRIVER_ROOT, Module
@@ -214,6 +214,21 @@ def test_n25_an_unload_that_hangs() -> None:
         await stage.assert_put_back()
 
     play(story)
+
+
+def test_a_copy_of_the_drivers_mounts_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """It is no failure: the host is free. But it is named at the end, as nothing else shows what keeps the old driver's files alive."""
+
+    async def story(stage: Stage) -> None:
+        stage.world.machine(NODE).mount_copies.append(MountCopy(pid=77, command="exporter", target=DRIVER_ROOT, pod_uid="uid-7"))
+        assert (await stage.run()).code == 0
+        stage.assert_free()
+        await stage.assert_put_back()
+
+    play(story)
+    (line,) = [str(record.__dict__["what"]) for record in caplog.records if "copy of the old driver" in record.message]
+    for word in (DRIVER_ROOT, "exporter", "77", "uid-7"):
+        assert word in line
 
 
 def test_a_foreign_module_is_a_refusal() -> None:
