@@ -16,6 +16,7 @@ from driver_manager.core.snapshot import (
     HolderScan,
     HostView,
     Identity,
+    MountCopy,
     MountView,
     NodeView,
     Permissions,
@@ -212,6 +213,10 @@ class Host(Protocol):
         """
         ...
 
+    async def mount_copies(self, mounts: Sequence[MountView]) -> tuple[MountCopy, ...]:
+        """Who has copies of mounts that were unmounted, in mount namespaces of their own; the first of them."""
+        ...
+
     async def unbind_vfio(self, address: str, timeout: float) -> None:
         """Takes one PCI function off vfio and leaves it without a driver; not there, or not on vfio, is fine.
 
@@ -260,8 +265,11 @@ class Host(Protocol):
         """
         ...
 
-    async def wait_for_change(self, pids: Sequence[int], timeout: float) -> None:
-        """Returns when one of the processes has ended, else after `timeout` seconds; with no pids it just waits."""
+    async def wait_for_change(self, pids: Sequence[int], timeout: float) -> bool:
+        """Returns when one of the processes has ended, else after `timeout` seconds; gives whether none of them is left.
+
+        With no pids it waits for the kernel to tell of a module or device that came or went, where it does that.
+        """
         ...
 
 

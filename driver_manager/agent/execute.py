@@ -58,7 +58,7 @@ from driver_manager.core.report import Waiting, pod_blockers, status_text
 from driver_manager.core.rounds import Round, plan_claim_round, plan_round, pods_ending, pods_to
 from driver_manager.core.seen import Snapshot, keeps_vfio, pod_policy, use_context
 from driver_manager.core.services import host_uses, units_to_stop
-from driver_manager.core.snapshot import HolderScan, NodeView, PodView
+from driver_manager.core.snapshot import HolderScan, HostView, NodeView, PodView
 from driver_manager.core.uses import driver_claims
 from driver_manager.errors import Conflict, DeadlineExceeded, InvariantBroken, NotFound, Refused, TakenOver, Unreachable, Unsettled
 from driver_manager.evictions import Evictor, PodTracker, Reaper, wait_until_gone
@@ -77,6 +77,8 @@ from driver_manager.together import together
 
 MAX_ROUNDS: Final = 3
 """How often newcomers are freed again before the run gives up."""
+FRESH_LOOK: Final = 2.0
+"""Seconds after its begin for which a look that ended the wait for holders counts as the one right before the unload."""
 WRITE_TIMEOUT: Final = 60.0
 """Seconds for one change of the node while the API server does not answer; the restore has its own limit."""
 NEWCOMERS_HINT: Final = "find out who starts pods on this node although it is cordoned, and keep that off it"
@@ -121,6 +123,8 @@ class Executor:
         self._stopped_units: set[str] = set()
         """Units that this run has stopped: they are not stopped again, whoever starts them."""
         self._has_started_services = False
+        self._last_look: tuple[Snapshot, float] | None = None
+        """The whole look by which the wait for holders ended, and when it began."""
         self.status_on_restore: str | None = None
         """What the status annotation becomes when the node is put back; None removes it."""
 
@@ -298,7 +302,10 @@ class Executor:
 
     async def _await_released(self, modules: tuple[str, ...]) -> None:
         drain = self._drain if self._may_drain() else None
-        await self.host_work.await_released(modules, self._pod_names(), drain, self._has_newcomers)
+        self._last_look = None
+        seen_by_all = await self.host_work.await_released(modules, self._pod_names(), drain, self._has_newcomers, self._look_at_all)
+        if not seen_by_all:
+            self._last_look = None
 
     async def _stop_services(self, units: Sequence[str]) -> None:
         """Stops units of the host; what the record does not hold yet is written down first (decision 8)."""
@@ -390,7 +397,7 @@ class Executor:
         found = Round()
         rounds = 0
         while True:
-            self.seen = seen = await self._look()
+            self.seen = seen = self._look_of_the_wait() or await self._look()
             self.tracker.update(self.observer.pods)
             self._accept(seen.node)
             if off := taken_off(self.record, seen.node, paused=self.paused):
@@ -409,6 +416,21 @@ class Executor:
         raise Unsettled(
             f"the node does not stay free: users came {MAX_ROUNDS + 1} times, the last: {_with_owners(found)}", hint=NEWCOMERS_HINT
         )
+
+    async def _look_at_all(self) -> tuple[HolderScan, HostView]:
+        began = self.clock.now()
+        seen = await self._look()
+        self._last_look = seen, began
+        return seen.holders, seen.host
+
+    def _look_of_the_wait(self) -> Snapshot | None:
+        """The look by which the wait for holders ended, once, if it has only just been: then it is the look right before the unload (R1).
+
+        It was as whole as any other, began when all evictions were done and all holders had ended, and nothing was done since. What comes
+        after it meets the same guards: the version of the node in the next patch, and the kernel, which keeps a module in use.
+        """
+        last, self._last_look = self._last_look, None
+        return last[0] if last is not None and self.clock.now() - last[1] <= FRESH_LOOK else None
 
     async def _look(self) -> Snapshot:
         """A fresh look, through outages as long as any other call may take: too much has been done to give up at one lost answer."""

@@ -54,6 +54,7 @@ class HostWork:
         self._host, self._clock, self._settings, self._progress = host, clock, settings, progress
         self._keeps_vfio = keeps_vfio
         self._terminated: set[int] = set()
+        self._unmounted: list[MountView] = []
 
     async def do(self, step: RemoveFiles | UnloadModule | Unmount | UnbindVfio | RemovePidFile | AwaitNetworkDriver | ProveFree) -> None:
         """Does one step."""
@@ -97,8 +98,9 @@ class HostWork:
         pod_names: dict[str, str],
         drain: Callable[[HolderScan], Awaitable[None]] | None,
         has_newcomers: Callable[[HolderScan], bool],
-    ) -> None:
-        """Waits until nothing holds a GPU, or somebody has come who has to be freed of it first.
+        look_at_all: Callable[[], Awaitable[tuple[HolderScan, HostView]]],
+    ) -> bool:
+        """Waits until nothing holds a GPU, or somebody has come who has to be freed of it first; gives whether `look_at_all` saw that.
 
         Args:
             modules: to be unloaded.
@@ -106,15 +108,17 @@ class HostWork:
             drain: what to do, once, when something still holds a GPU after a while; None to only wait.
             has_newcomers: whether new pods use the driver, or services that can be stopped hold it; then this ends, and the look that
                 follows makes them another round.
+            look_at_all: looks at the cluster too, as is done right before the unload. This look is taken when all who held a GPU have
+                ended, so that nobody has to look twice then.
 
         Raises:
             DeadlineExceeded: naming who holds it.
         """
-        limit, began = self._settings.holder_timeout, self._clock.now()
+        limit, began, is_over = self._settings.holder_timeout, self._clock.now(), False
         while True:
-            scan, host = await together(self._holders(), self._host.look())
+            scan, host = await (look_at_all() if is_over else together(self._holders(), self._host.look()))
             if self.is_released(host, scan, modules) or has_newcomers(scan):
-                return
+                return is_over
             await self._terminate(scan)
             waited = self._clock.now() - began
             blockers = holder_blockers(scan, used_modules(host.modules, modules), pod_names)
@@ -122,7 +126,7 @@ class HostWork:
             self._progress.wait(Waiting("held-by-process", sentence, blockers))
             if drain is not None and waited >= DRAIN_AFTER:
                 await drain(scan)
-                drain, began = None, self._clock.now()
+                drain, began, is_over = None, self._clock.now(), False
                 continue
             if limit and waited >= limit:
                 raise DeadlineExceeded(_names(blockers), waited, hint=HOLDER_HINT if scan.holders else UNSEEN_HINT)
@@ -130,7 +134,8 @@ class HostWork:
             if drain is not None:
                 pause = min(pause, DRAIN_AFTER)
             pids = [each.pid for each in scan.holders]
-            await self._host.wait_for_change(pids, max(0.001, min(pause, limit - waited)) if limit else pause)
+            are_gone = await self._host.wait_for_change(pids, max(0.001, min(pause, limit - waited)) if limit else pause)
+            is_over = are_gone and bool(pids)
 
     async def _terminate(self, scan: HolderScan) -> None:
         """Asks processes of the host to end, each once, where HOST_PROCESSES says so."""
@@ -207,6 +212,7 @@ class HostWork:
         return DeadlineExceeded(f"{what} to let go of the module {name}", waited, hint="end what uses the module, then run again")
 
     async def _unmount(self, mount: MountView, is_detach_at_once: bool) -> None:
+        self._unmounted.append(mount)
         if not is_detach_at_once:
             try:
                 await finished(self._host.unmount(mount, detach=False, timeout=CALL_TIMEOUT))
@@ -251,6 +257,18 @@ class HostWork:
         left += [f"a mount at {mount.target}" for mount in host.mounts]
         if left:
             raise HostError(f"the host is not free: {', '.join(left)} is still there", hint="find out what brings it back")
+        await self._tell_copies()
+
+    async def _tell_copies(self) -> None:
+        """Names who keeps files of the old driver alive by a copy of its mounts, which is nothing for a new driver to mind.
+
+        What cannot be looked at is no reason to fail now: the host itself is free.
+        """
+        with suppress(HostError):
+            for copy in await self._host.mount_copies(self._unmounted) if self._unmounted else ():
+                owner = f"pod with uid {copy.pod_uid}" if copy.pod_uid else f"unit {copy.unit}" if copy.unit else "unknown owner"
+                what = f"{copy.target} in the mount namespace of {copy.command} (process {copy.pid}, {owner})"
+                self._progress.warn("a copy of the old driver's mounts stays until its process ends", what=what)
 
     async def _await_network_driver(self, is_host: bool) -> None:
         """After the unload, as the network driver may wait for the GPU driver's peer memory module to go (N26)."""

@@ -291,6 +291,23 @@ class MountView:
     fs_type: str = ""
     source: str = ""
     is_shared: bool = False
+    filesystem: str = ""
+    """`major:minor` of what is mounted: the same in every mount namespace."""
+    root: str = "/"
+    """The folder of that filesystem which shows there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MountCopy:
+    """A mount in another mount namespace than the host's, of a filesystem that the host has unmounted."""
+
+    pid: int
+    """A process of that namespace."""
+    command: str
+    target: str
+    """As that process sees it."""
+    pod_uid: str | None = None
+    unit: str | None = None
 
 
 class Unloading(StrEnum):

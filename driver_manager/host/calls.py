@@ -1,26 +1,21 @@
 """The calls that change the host, as a small Protocol, and the kernel's own: typed wrappers that raise OSError with errno and path.
 
-Calls that may hang for as long as a device or a virtual machine likes (delete_module, umount2, writes to sysfs) are made in a forked child
-with a deadline. A thread would not do: a process does not end before a thread of it that is stuck in the kernel. The child makes the one
-system call and leaves through `_exit` with the errno as its code; it holds none of our files, so a child that stays behind keeps neither
-the node's lock nor our output open.
+What may hang in the kernel is made in a child with a deadline (`caller`).
 """
 
 import asyncio
 import contextlib
 import ctypes
-import errno
 import os
 import signal
 import subprocess
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from driver_manager.errors import DeviceStuck
+from driver_manager.host.caller import Caller
 
 O_NONBLOCK: Final = os.O_NONBLOCK
 MNT_DETACH: Final = 2
@@ -43,6 +38,10 @@ class Calls(Protocol):
 
     All raise OSError when the call is refused, and DeviceStuck when it does not come back in time.
     """
+
+    def make_ready(self) -> None:
+        """Does now what the next call would otherwise have to begin with."""
+        ...
 
     async def delete_module(self, name: str, flags: int, timeout: float) -> None:
         """Unloads a module."""
@@ -76,15 +75,23 @@ class Calls(Protocol):
 class KernelCalls:
     """The calls of the machine this runs on."""
 
+    def __init__(self) -> None:
+        self._caller = Caller({"delete_module": _delete_module, "umount2": _umount2, "write": _write})
+
+    def make_ready(self) -> None:
+        """Makes the child for the next call."""
+        _libc()
+        self._caller.make_ready()
+
     async def delete_module(self, name: str, flags: int, timeout: float) -> None:
         """Unloads a module."""
-        libc, argument = _libc(), name.encode()
-        await in_child(lambda: libc.delete_module(argument, flags), f"delete_module({name})", name, timeout)
+        _libc()  # loaded here, as a child must not load libraries
+        await self._caller.call("delete_module", name.encode(), flags, what=f"delete_module({name})", subject=name, timeout=timeout)
 
     async def umount2(self, path: str, flags: int, timeout: float) -> None:
         """Takes the top mount of a path away."""
-        libc, argument = _libc(), os.fsencode(path)
-        await in_child(lambda: libc.umount2(argument, flags), f"umount2({path})", path, timeout)
+        _libc()
+        await self._caller.call("umount2", os.fsencode(path), flags, what=f"umount2({path})", subject=path, timeout=timeout)
 
     async def unlink(self, path: str, timeout: float) -> None:
         """Removes a file; in /run, that is in memory, so it cannot hang."""
@@ -92,13 +99,8 @@ class KernelCalls:
 
     async def write(self, path: str, text: str, timeout: float) -> None:
         """Writes to a file of sysfs."""
-
-        def write() -> int:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-            os.write(descriptor, text.encode())
-            return 0
-
-        await in_child(write, f"write({path})", path, timeout)
+        _libc()
+        await self._caller.call("write", path, text.encode(), what=f"write({path})", subject=path, timeout=timeout)
 
     async def kill(self, pid: int, number: int) -> None:
         """Sends a signal."""
@@ -118,102 +120,21 @@ def _libc() -> Any:
     return libc
 
 
-async def in_child(call: Callable[[], int], what: str, subject: str, timeout: float) -> None:
-    """Makes one system call in a child and waits for it, at most `timeout` seconds.
-
-    Args:
-        call: gives 0, or -1 with the errno set as ctypes does, or raises OSError.
-        what: the call as people read it.
-        subject: path or name for the OSError.
-        timeout: seconds.
-
-    Raises:
-        OSError: the call failed. DeviceStuck: it has not come back.
-    """
-    pid = fork(call)
-    status = await ended(pid, timeout)
-    if status is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        status = await ended(pid, _KILL_PATIENCE)
-        fate = f"process {pid} is stuck in it and stays behind" if status is None else "it was broken off"
-        raise DeviceStuck(
-            f"{what} has not come back in {timeout:g} s; {fate}",
-            hint="A user of the device, or the driver itself, holds it up: see /proc/PID/stack and dmesg. If it stays, reboot the node.",
-            errno_name="ETIMEDOUT",
-        )
-    code = os.waitstatus_to_exitcode(status)
-    if code < 0:
-        raise OSError(errno.EINTR, f"ended by signal {-code}", subject)  # somebody killed the child
-    if code > 0:
-        raise OSError(code, os.strerror(code), subject)
+def _delete_module(name: bytes, flags: int) -> int:
+    return int(_libc().delete_module(name, flags))
 
 
-def fork(call: Callable[[], int], keep: int = -1) -> int:
-    """Starts a child that does one thing and ends with 0, or with the errno; gives its number.
+def _umount2(path: bytes, flags: int) -> int:
+    return int(_libc().umount2(path, flags))
 
-    Args:
-        call: as for `in_child`. It takes no lock that another thread may have held at this moment.
-        keep: the one descriptor that stays open there.
-    """
-    with warnings.catch_warnings():
-        # Python 3.12 warns that a child of a threaded process may deadlock; ours takes no lock, then _exit.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
-    if pid:
-        return pid
-    code = 255
+
+def _write(path: str, text: bytes) -> int:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
-        null = os.open("/dev/null", os.O_RDWR)
-        for descriptor in {0, 1, 2} - {keep}:
-            os.dup2(null, descriptor)
-        os.closerange(3, keep)
-        os.closerange(max(3, keep + 1), 65536)
-        code = 0 if call() == 0 else ctypes.get_errno()
-    except OSError as error:
-        code = error.errno or 255
+        os.write(descriptor, text)
     finally:
-        os._exit(code)
-
-
-async def ended(pid: int, timeout: float) -> int | None:
-    """The wait status of a child; None if it lives on after `timeout` seconds."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + timeout
-    try:
-        descriptor = os.pidfd_open(pid)
-    except OSError:  # kernels before 5.3, and sandboxes
-        descriptor = -1
-    try:
-        while True:
-            done, status = os.waitpid(pid, os.WNOHANG)
-            left = deadline - loop.time()
-            if done:
-                return status
-            if left <= 0:
-                return None
-            if descriptor < 0:
-                await asyncio.sleep(min(0.005, left))
-            else:
-                await readable(descriptor, left)
-    finally:
-        if descriptor >= 0:
-            os.close(descriptor)
-
-
-async def readable(descriptor: int, timeout: float) -> bool:
-    """Waits until a descriptor can be read; False if that takes longer than `timeout` seconds."""
-    loop = asyncio.get_running_loop()
-    ready = asyncio.Event()
-    loop.add_reader(descriptor, ready.set)
-    try:
-        async with asyncio.timeout(timeout):
-            await ready.wait()
-    except TimeoutError:
-        return False
-    finally:
-        loop.remove_reader(descriptor)
-    return True
+        os.close(descriptor)
+    return 0
 
 
 def _run(argv: Sequence[str], timeout: float) -> Finished | None:

@@ -16,7 +16,8 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
 
-from driver_manager.host.calls import ended, fork, readable
+from driver_manager.host.caller import fork
+from driver_manager.host.waiting import ended, readable
 
 T = TypeVar("T")
 

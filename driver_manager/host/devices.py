@@ -7,7 +7,7 @@ NVIDIA function count. Where a tree gives no number, the name decides.
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,8 +21,8 @@ Number = tuple[int, int]
 
 _NVIDIA_MAJOR = 195
 """Registered for NVIDIA in Documentation/admin-guide/devices.txt."""
-_NEVER_GPUS = frozenset({1, 2, 3, 4, 5, 7, 13})
-"""Memory, terminals and input, by the same list: most of a machine's nodes, and looked at before every unload."""
+_NEVER_GPUS = frozenset({1, 2, 3, 4, 5, 7, 10, 13, 21, 29, 89, 116, 180, 188, 189, 202, 203})
+"""Memory, terminals, input, sound, USB and the like, by the same list: most of a machine's nodes, and looked at before every unload."""
 _OWN_DRIVER = re.compile(r"nvidia.*|gdrdrv")
 _OWN_PATH = re.compile(
     r"(?:/.*)?/dev/(?:nvidia(?:\d+|ctl|-uvm|-uvm-tools|-modeset|-nvlink|-nvswitch\w*|-vgpu\w*|-fs\w*)"
@@ -79,16 +79,17 @@ def gpu_devices(roots: Roots) -> GpuDevices:
     majors = {major for major, name in by_major.items() if _OWN_DRIVER.fullmatch(name)}
     if _NVIDIA_MAJOR not in by_major:
         majors.add(_NVIDIA_MAJOR)
-    paths = set(_drm_paths(roots))
-    groups, is_any_vfio = _vfio_paths(roots)
+    devices = [device for device in pci_devices(roots) if device.vendor == NVIDIA]
+    functions = [roots.sys / "bus/pci/devices" / device.address for device in devices]
+    paths = set(_drm_paths(roots, functions))
+    groups, is_any_vfio = _vfio_paths(roots, functions)
     paths |= groups
     names = _kernel_names(roots)
     numbers = {number for number, name in names.items() if name in paths}
     for path in paths:
         if (number := _node_number(f"{roots.host}{path}")) is not None:
             numbers.add(number)
-    drivers = [device.driver for device in pci_devices(roots) if device.vendor == NVIDIA]
-    may_be_on_vfio = any(driver is None or is_vfio(driver) for driver in drivers)
+    may_be_on_vfio = any(device.driver is None or is_vfio(device.driver) for device in devices)
     return GpuDevices(frozenset(majors), frozenset(numbers), frozenset(paths), names, is_any_vfio, may_be_on_vfio)
 
 
@@ -122,15 +123,9 @@ def _kernel_names(roots: Roots) -> dict[Number, str]:
     return found
 
 
-def _nvidia_functions(roots: Roots) -> Iterator[Path]:
-    for device in pci_devices(roots):
-        if device.vendor == NVIDIA:
-            yield roots.sys / "bus/pci/devices" / device.address
-
-
-def _drm_paths(roots: Roots) -> Iterator[str]:
+def _drm_paths(roots: Roots, functions: Iterable[Path]) -> Iterator[str]:
     """DRM nodes of NVIDIA's cards."""
-    for function in _nvidia_functions(roots):
+    for function in functions:
         for name in names_in(function / "drm"):
             yield f"/dev/dri/{name}"
     for name in names_in(roots.sys / "class/drm"):
@@ -139,13 +134,13 @@ def _drm_paths(roots: Roots) -> Iterator[str]:
             yield f"/dev/dri/{name}"
 
 
-def _vfio_paths(roots: Roots) -> tuple[set[str], bool]:
+def _vfio_paths(roots: Roots, functions: Iterable[Path]) -> tuple[set[str], bool]:
     """VFIO nodes of NVIDIA's functions, and whether all groups have to count since nothing tells them apart."""
     if not (roots.sys / "bus/pci/devices").is_dir():
         return set(), True
     paths: set[str] = set()
     is_any = False
-    for function in _nvidia_functions(roots):
+    for function in functions:
         paths.update(f"/dev/vfio/devices/{name}" for name in names_in(function / "vfio-dev"))
         try:
             group = (function / "iommu_group").readlink().name

@@ -1,7 +1,7 @@
 """The Host port on Linux, or on a directory tree laid out like one.
 
 All reading goes through explicit roots (`paths`), all changing through `Calls`; what is left here is the order of things and what an answer
-means. Nothing is kept between calls.
+means. Nothing that was seen is kept between calls, but the number of the kernel's last event.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ import errno
 import mmap
 import os
 import re
+import select
 import signal
 import struct
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -19,26 +20,31 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from driver_manager import names
-from driver_manager.core.snapshot import HolderScan, HostView, ModuleState, ModuleView, MountView
+from driver_manager.core.snapshot import HolderScan, HostView, ModuleState, ModuleView, MountCopy, MountView
 from driver_manager.errors import DeviceStuck, HostError, InvariantBroken
 from driver_manager.host import lock as node_lock
-from driver_manager.host.calls import MNT_DETACH, O_NONBLOCK, UMOUNT_NOFOLLOW, Calls, KernelCalls, readable
+from driver_manager.host.calls import MNT_DETACH, O_NONBLOCK, UMOUNT_NOFOLLOW, Calls, KernelCalls
 from driver_manager.host.children import in_children
+from driver_manager.host.copies import copies_of
 from driver_manager.host.errnos import error_of
 from driver_manager.host.look import look, module_view, mounts, own_pid, unloading_disabled
 from driver_manager.host.parsing import is_at_or_below
 from driver_manager.host.paths import Roots, machine_roots, tree_roots
-from driver_manager.host.scan import gpu_probe, others, scan, users_below
+from driver_manager.host.scan import Probe, gpu_probe, others, scan, users_below
 from driver_manager.host.services import Services
 from driver_manager.host.threads import in_thread
 from driver_manager.host.tree import TreeCalls
+from driver_manager.host.uevents import next_event, sequence_number
 from driver_manager.host.vfio import Vfio, module_root
+from driver_manager.host.waiting import readable
 from driver_manager.ports import Clock
 
 T = TypeVar("T")
 
 READ_SECONDS: Final = 60.0
 """Limit of a look; it takes milliseconds, or a second or two with thousands of processes."""
+LISTEN_AFTER: Final = 0.5
+"""Seconds into a wait after which it listens to the kernel's events: those that end sooner need not pay for it."""
 QUICK_SECONDS: Final = 10.0
 """Limit of calls that only touch memory."""
 _VERSION = re.compile(r"\d+(?:\.\d+)+")
@@ -46,6 +52,8 @@ _NVIDIA_SMI = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheade
 _MOST_NAMED = 5
 _MOST_CHILDREN = 4
 """That look for holders; one for each core up to these, since the other cores are the workloads'."""
+MANY_PROCESSES: Final = 100
+"""From so many on children are worth the making; each costs as much as a look at some twenty processes."""
 _PID = struct.Struct("q")
 
 
@@ -90,27 +98,30 @@ class LinuxHost:
         self._calls = calls
         self._clock = clock
         self._services = Services(calls, self._into_host())
+        self._sequence: int | None = None
 
     async def look(self) -> HostView:
         """Reads modules, mounts, files and PCI devices."""
+        if not self._roots.is_tree:
+            self._sequence = sequence_number(self._roots.sys)
         return await self._read(lambda: look(self._roots), lambda: "the look at the host's files")
 
     async def holders(self) -> HolderScan:
         """Finds the processes that have a GPU device open or mapped."""
-        if not self._roots.is_tree:
+        probe, pids = await self._read(lambda: (gpu_probe(self._roots), others(self._roots)), lambda: "the look at the GPUs' devices")
+        count = min(_MOST_CHILDREN, len(os.sched_getaffinity(0)))
+        if not self._roots.is_tree and count > 1 and len(pids) >= MANY_PROCESSES:
             with contextlib.suppress(OSError):  # no child is to be had, or one was killed: then all of it here
-                return await self._holders_divided()
+                return await self._holders_divided(probe, pids, count)
         at: list[int] = []
-        return await self._read(lambda: scan(self._roots, watch=at.append), lambda: _look_at(at[-1:]))
+        return await self._read(lambda: scan(self._roots, probe, at.append, pids), lambda: _look_at(at[-1:]))
 
-    async def _holders_divided(self) -> HolderScan:
+    async def _holders_divided(self, probe: Probe, pids: list[int], count: int) -> HolderScan:
         """The same by a child for each core, since nearly all of the work is the kernel's, for one process after the other.
 
         Raises:
             OSError: a child could not be made, or ended early.
         """
-        probe, pids = await self._read(lambda: (gpu_probe(self._roots), others(self._roots)), lambda: "the look at the GPUs' devices")
-        count = min(_MOST_CHILDREN, len(os.sched_getaffinity(0)))
         with mmap.mmap(-1, count * _PID.size) as at:  # shared: where each child is; 0 at its end
 
             def share(number: int) -> HolderScan:
@@ -214,6 +225,10 @@ class LinuxHost:
         users = await self._read(lambda: users_below(self._roots, target, _MOST_NAMED), lambda: f"the look for users of {target}")
         return error_of("umount2", number, target, more=", ".join(users) or "no process was found there")
 
+    async def mount_copies(self, mounts: Sequence[MountView]) -> tuple[MountCopy, ...]:
+        """Who has copies of mounts that were unmounted."""
+        return await self._read(lambda: copies_of(self._roots, mounts, _MOST_NAMED), lambda: "the look for copies of the driver's mounts")
+
     async def unbind_vfio(self, address: str, timeout: float) -> None:
         """Takes one PCI function off vfio and leaves it without a driver; not there, or not on vfio, is fine."""
         await Vfio(self._roots, self._calls, self.holders, timeout=timeout).release(address)
@@ -274,20 +289,54 @@ class LinuxHost:
 
     # Waiting ---------------------------------------------------------------------------------------------------------
 
-    async def wait_for_change(self, pids: Sequence[int], timeout: float) -> None:
-        """Returns when one of the processes has ended, else after `timeout` seconds."""
+    async def wait_for_change(self, pids: Sequence[int], timeout: float) -> bool:
+        """Returns when one of the processes has ended, a module or device came or went, or after `timeout` seconds."""
+        self._calls.make_ready()  # when the wait is over every moment counts
         if not pids:
-            await self._clock.sleep(timeout)
-            return
+            await self._hear(timeout)
+            return True
         if not self._roots.is_tree and own_pid(self._roots) == os.getpid():
             with contextlib.suppress(OSError):
                 async with _ends_of(pids) as ends:
-                    await self._first_of(ends, timeout)
-                return
+                    return await self._first_of(ends, timeout)
         await self._poll(pids, timeout)
+        return not any(self._is_there(pid) for pid in pids)
 
-    async def _first_of(self, ends: Sequence[int], timeout: float) -> None:
-        """Waits until one of the descriptors can be read, or time is up."""
+    async def _hear(self, timeout: float) -> None:
+        """Waits for an event of the kernel's; time is up at the limit, whatever becomes of that."""
+        pause = asyncio.ensure_future(self._clock.sleep(timeout))
+        hearing = asyncio.ensure_future(self._event())
+        try:
+            await asyncio.wait({pause, hearing}, return_when=asyncio.FIRST_COMPLETED)
+            if hearing.done() and hearing.exception() is not None:  # there are none to be had
+                await pause
+        finally:
+            for task in (pause, hearing):
+                task.cancel()
+            await asyncio.gather(pause, hearing, return_exceptions=True)
+
+    async def _event(self) -> None:
+        """Returns when a module or device came or went since the last look.
+
+        What happened before this listens shows in the number of the kernel's last event. The pause before bounds how often the events of
+        others, which count there too, can end a wait.
+
+        Raises:
+            OSError: the kernel tells nothing here.
+        """
+        if self._roots.is_tree:
+            raise OSError(errno.ENOTSUP, "a tree has no events")
+        await self._clock.sleep(LISTEN_AFTER)
+        await next_event(lambda: self._sequence not in (None, sequence_number(self._roots.sys)))
+
+    def _is_there(self, pid: int) -> bool:
+        return (self._roots.proc / str(pid)).exists()
+
+    async def _first_of(self, ends: Sequence[int], timeout: float) -> bool:
+        """Waits until one of the descriptors can be read, or time is up; gives whether all of them can be read."""
+        all_of_them = select.poll()
+        for descriptor in ends:
+            all_of_them.register(descriptor, select.POLLIN)
         waits = [asyncio.ensure_future(readable(descriptor, timeout + 60)) for descriptor in ends]
         pause = asyncio.ensure_future(self._clock.sleep(timeout))
         try:
@@ -296,11 +345,12 @@ class LinuxHost:
             for task in (*waits, pause):
                 task.cancel()
             await asyncio.gather(*waits, pause, return_exceptions=True)
+        return len(all_of_them.poll(0)) == len(ends)
 
     async def _poll(self, pids: Sequence[int], timeout: float) -> None:
         deadline = self._clock.now() + timeout
         pause = 0.1 if self._roots.is_tree else 0.2
-        while all((self._roots.proc / str(pid)).exists() for pid in pids):
+        while all(self._is_there(pid) for pid in pids):
             if (left := deadline - self._clock.now()) <= 0:
                 return
             await self._clock.sleep(min(pause, left))

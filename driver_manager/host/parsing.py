@@ -61,6 +61,8 @@ def mount_line(line: str) -> MountLine | None:
             fs_type=decode_octal(fields[dash + 1]),
             source=decode_octal(fields[dash + 2]) if len(fields) > dash + 2 else "",
             is_shared=any(field.startswith("shared:") for field in fields[6:dash]),
+            filesystem=fields[2],
+            root=decode_octal(fields[3]),
         )
         return MountLine(view, number(fields[1]))
     except (ValueError, IndexError):

@@ -28,8 +28,9 @@ _CANDIDATE_MARKS = (b"s ", b"/dev/")
 _NO_DEVICES = (b"/dev/shm/", b"/memfd:", b"/SYSV")
 VFIO_DEVICE: Final = "anon_inode:[vfio-device]"
 """The link of a device that vfio has given out by its group: vfio_device_open_file of the kernel."""
-
 _LONGEST_NAME = 64
+_KTHREADD = 2
+"""The process that starts all threads of the kernel; in another process namespace than the first this number is anybody's."""
 
 
 class Probe(Protocol):
@@ -85,9 +86,21 @@ def gpu_probe(roots: Roots) -> Probe:
 
 
 def others(roots: Roots) -> list[int]:
-    """All processes but this one, in order."""
-    own = own_pid(roots)
-    return [pid for pid in _pids(os.fsencode(roots.proc)) if pid != own]
+    """All processes but this one and the kernel's own threads, in order."""
+    left_out = {own_pid(roots), *_kernel_threads(roots)}
+    return [pid for pid in _pids(os.fsencode(roots.proc)) if pid not in left_out]
+
+
+def _kernel_threads(roots: Roots) -> list[int]:
+    """Threads of the kernel, as far as it lists them: they have no descriptors, and are most of an idle machine's processes.
+
+    Only the kernel's own thread has such children. A list that is short, or missing (CONFIG_PROC_CHILDREN), costs time and nothing else.
+    """
+    parent = roots.proc / str(_KTHREADD)
+    state = process_state(_readable(parent / "stat"))
+    if state is None or not state.is_kernel_thread:
+        return []
+    return [_KTHREADD, *map(int, _readable(parent / f"task/{_KTHREADD}/children").split())]
 
 
 def _pids(proc: bytes) -> list[int]:

@@ -2,7 +2,7 @@
 
 The threads of `asyncio.to_thread` are joined when the program ends, so one that hangs would hang the end too. Only for work that a dying
 process gets out of: waits of Python's own, and reads of /proc, whose waits end with the process. What may be stuck in the kernel for good
-is made in a child instead (`calls.in_child`).
+is made in a child instead (`caller`).
 """
 
 import asyncio

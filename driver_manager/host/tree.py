@@ -51,6 +51,9 @@ class TreeCalls:
         self._pci = TreePci(tree)
         self._units = TreeUnits(tree)
 
+    def make_ready(self) -> None:
+        """Nothing is to be made ready."""
+
     async def delete_module(self, name: str, flags: int, timeout: float) -> None:
         """Unloads a module if a kernel would."""
         await self._make("delete_module", [name, flags], lambda: self._delete_module(name), timeout)

@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import TypeVar
 
 from driver_manager import names
-from driver_manager.core.snapshot import HolderScan, HostView, MountView
+from driver_manager.core.snapshot import HolderScan, HostView, MountCopy, MountView
 from driver_manager.errors import HostError, InvariantBroken, LockHeld, ServiceFailed
 from driver_manager.sim.faults import Hung, Life, When
 from driver_manager.sim.machine import DRIVER_ROOT, Machine
@@ -108,6 +108,11 @@ class SimHost:
             hangs=top is not None and top.is_stuck,
         )
 
+    async def mount_copies(self, mounts: Sequence[MountView]) -> tuple[MountCopy, ...]:
+        """Who has copies of mounts that were unmounted."""
+        await self._read("mount_copies")
+        return tuple(self.machine.mount_copies) if mounts else ()
+
     async def unbind_vfio(self, address: str, timeout: float) -> None:
         """Takes one PCI function off vfio."""
         await self._write("unbind_vfio", {"address": address}, lambda: self.machine.unbind_vfio(address), timeout=timeout)
@@ -169,7 +174,7 @@ class SimHost:
         """Asks a process to end."""
         await self._write("terminate", {"pid": pid}, lambda: self.machine.terminate(pid))
 
-    async def wait_for_change(self, pids: Sequence[int], timeout: float) -> None:
+    async def wait_for_change(self, pids: Sequence[int], timeout: float) -> bool:
         """Returns when one of the processes has ended, else after the timeout."""
         await self._read("wait_for_change")
         wanted = list(pids)
@@ -178,6 +183,7 @@ class SimHost:
                 while not wanted or all(pid in self.machine.processes for pid in wanted):
                     await self.machine.changed.wait()
         self._life.check()
+        return not any(pid in self.machine.processes for pid in wanted)
 
     async def _read(self, name: str) -> None:
         try:

@@ -19,6 +19,7 @@ from driver_manager.core.snapshot import (
     HostView,
     ModuleState,
     ModuleView,
+    MountCopy,
     MountView,
     PciDevice,
     Unloading,
@@ -124,6 +125,8 @@ class Machine:
         self.kernel_release = "6.8.0-sim"
         self.modules: dict[str, Module] = {}
         self.mounts: list[Mount] = []
+        self.mount_copies: list[MountCopy] = []
+        """What other mount namespaces keep of mounts that go."""
         self.processes: dict[int, Process] = {}
         self.units: dict[str, Unit] = {}
         """By name, with `.service`."""
@@ -220,6 +223,7 @@ class Machine:
         self.boot_id = self._new_boot_id()
         self.modules.clear()
         self.mounts.clear()
+        self.mount_copies.clear()
         self.processes.clear()
         for name, unit in self.units.items():
             unit.is_active = True

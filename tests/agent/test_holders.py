@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from driver_manager import names
-from driver_manager.core.snapshot import PciDevice
+from driver_manager.core.snapshot import MountCopy, PciDevice
 from driver_manager.errors import HostError
-from driver_manager.sim.faults import Do, Fail, When
+from driver_manager.sim.faults import Delay, Do, Fail, When
 from driver_manager.sim.machine import DRIVER_ROOT, Module
 from driver_manager.sim.objects import PodSpec
 from driver_manager.sim.scenarios import NAMESPACE, NODE
@@ -77,6 +77,60 @@ def test_n31_what_cannot_be_looked_at_does_not_count_as_free() -> None:
         assert run.code == 75
         assert f"{process.pid} (could not be inspected)" in run.sentence
         assert stage.unloads() == []
+
+    play(story)
+
+
+def test_r1_one_whole_look_is_the_end_of_the_wait_and_the_last_before_the_unload() -> None:
+    """R1: when the last holder ends one look at node, pods and processes follows, then the patch and the first unload."""
+
+    async def story(stage: Stage) -> None:
+        process = stage.world.machine(NODE).add_process("train-service", ("/dev/nvidia0",))
+        made: list[Any] = []
+
+        def end() -> None:
+            made.extend(stage.world.faults.calls)
+            stage.world.machine(NODE).end_process(process.pid)
+
+        stage.later(20.0, end)
+        assert (await stage.run()).code == 0
+        rest = [call.name for call in stage.world.faults.calls[len(made) :] if call.when is When.BEFORE]
+        assert sorted(rest[: rest.index("patch_node")]) == ["holders", "look", "node", "pods_on"]
+        await stage.assert_put_back()
+
+    play(story)
+
+
+@pytest.mark.parametrize("how", ["a pod", "a process", "a slow answer"])
+def test_r1_what_that_look_finds_counts(how: str) -> None:
+    """R1: a pod or a process that is there by that look is freed first, and a look that took long is taken again."""
+
+    async def story(stage: Stage) -> None:
+        world, machine = stage.world, stage.world.machine(NODE)
+        process = machine.add_process("train-service", ("/dev/nvidia0",))
+        again: list[int] = []
+
+        def end() -> None:
+            machine.end_process(process.pid)
+            if how == "a pod":
+                gpu_pod(world, "newcomer", PodSpec(gpus=1, stop_seconds=1.0, grace_seconds=5))
+            elif how == "a process":
+                again.append(machine.add_process("train-service", ("/dev/nvidia0",)).pid)
+                stage.later(15.0, lambda: machine.end_process(again[0]))
+            else:
+                world.faults.on("pods_on", Delay(5.0))
+
+        stage.later(20.0, end)
+        assert (await stage.run()).code == 0
+        first = stage.unloads()[0][0]
+        calls = [call.name for call in world.faults.calls if call.when is When.BEFORE]
+        if how == "a pod":
+            assert "newcomer" not in {pod.name for pod in world.store.pods.values()}
+        elif how == "a process":
+            assert first > 35.0
+        else:
+            assert calls.count("pods_on") == 3  # for the plan, slowly, and again
+        await stage.assert_put_back()
 
     play(story)
 
@@ -160,6 +214,21 @@ def test_n25_an_unload_that_hangs() -> None:
         await stage.assert_put_back()
 
     play(story)
+
+
+def test_a_copy_of_the_drivers_mounts_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """It is no failure: the host is free. But it is named at the end, as nothing else shows what keeps the old driver's files alive."""
+
+    async def story(stage: Stage) -> None:
+        stage.world.machine(NODE).mount_copies.append(MountCopy(pid=77, command="exporter", target=DRIVER_ROOT, pod_uid="uid-7"))
+        assert (await stage.run()).code == 0
+        stage.assert_free()
+        await stage.assert_put_back()
+
+    play(story)
+    (line,) = [str(record.__dict__["what"]) for record in caplog.records if "copy of the old driver" in record.message]
+    for word in (DRIVER_ROOT, "exporter", "77", "uid-7"):
+        assert word in line
 
 
 def test_a_foreign_module_is_a_refusal() -> None:

@@ -32,7 +32,8 @@ def mountinfo_line(line: parsing.MountLine) -> str:
     """fs/proc_namespace.c, show_mountinfo."""
     view, tags = line.view, "shared:1 " if line.view.is_shared else ""
     names = f"{escaped(view.fs_type)} {escaped(view.source)}"
-    return f"{view.mount_id} {line.parent_id} 0:40 / {escaped(view.target)} rw,relatime {tags}- {names} rw\n"
+    where = f"{view.filesystem} {escaped(view.root)} {escaped(view.target)}"
+    return f"{view.mount_id} {line.parent_id} {where} rw,relatime {tags}- {names} rw\n"
 
 
 def devices(majors: dict[int, str]) -> str:

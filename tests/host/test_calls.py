@@ -4,15 +4,19 @@ import asyncio
 import ctypes
 import errno
 import fcntl
+import gc
 import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from driver_manager.errors import DeviceStuck
-from driver_manager.host.calls import KernelCalls, in_child
+from driver_manager.host.caller import Caller
+from driver_manager.host.calls import KernelCalls
 
 pytestmark = pytest.mark.real_processes
 
@@ -23,28 +27,69 @@ def sleeping(seconds: float) -> int:
     return 0
 
 
-async def test_a_call_that_works_gives_nothing() -> None:
-    """A child that succeeds ends without an error."""
-    await in_child(lambda: 0, "nothing()", "x", 5)
+def raising() -> int:
+    raise OSError(errno.EXDEV, "no")
+
+
+def dying() -> int:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return 0
+
+
+def append(path: str) -> int:
+    """A call whose effect shows who made it."""
+    with Path(path).open("a") as file:
+        file.write(f"{os.getpid()}\n")
+    return 0
+
+
+rmdir = ctypes.CDLL(None, use_errno=True).rmdir
+TABLE: dict[str, Callable[..., int]] = {"sleep": sleeping, "rmdir": rmdir, "raise": raising, "die": dying, "append": append}
+
+
+@pytest.fixture(autouse=True)
+def without_children() -> None:
+    """Those of earlier tests end when their callers are collected, and an error that was caught may keep one."""
+    gc.collect()
+    assert psutil.Process().children() == []
+
+
+async def make(caller: Caller, name: str, *arguments: str | bytes | int, timeout: float = 5) -> None:
+    """One call."""
+    await caller.call(name, *arguments, what=f"{name}(x)", subject="subject", timeout=timeout)
+
+
+def makers(path: Path) -> list[int]:
+    """The processes that made the calls to `append`."""
+    return [int(line) for line in path.read_text().splitlines()]
+
+
+async def test_one_child_makes_all_calls(tmp_path: Path) -> None:
+    """It is none of ours, is made before the first call where there is time, and ends when nobody wants it any more."""
+    path, caller = tmp_path / "pids", Caller(TABLE)
+    caller.make_ready()
+    (ready,) = psutil.Process().children()
+    for _ in range(3):
+        await make(caller, "append", str(path))
+    assert makers(path) == [ready.pid] * 3
+    del caller
+    gc.collect()
+    assert not ready.is_running()
 
 
 async def test_the_childs_errno_comes_back() -> None:
-    """An errno set by the C library and one raised by Python both arrive, with the subject as file name."""
-    rmdir = ctypes.CDLL(None, use_errno=True).rmdir
-
-    def raising() -> int:
-        raise OSError(errno.EXDEV, "no")
-
-    calls: list[tuple[Callable[[], int], int]] = [(lambda: int(rmdir(b"/nope")), errno.ENOENT), (raising, errno.EXDEV)]
-    for call, number in calls:
+    """An errno set by the C library and one raised by Python both arrive, with the subject as file name; the child goes on."""
+    caller = Caller(TABLE)
+    for name, arguments, number in (("rmdir", (b"/nope",), errno.ENOENT), ("raise", (), errno.EXDEV)):
         with pytest.raises(OSError, match="subject") as caught:
-            await in_child(call, "rmdir()", "subject", 5)
+            await make(caller, name, *arguments)
         assert caught.value.errno == number
+    assert len(psutil.Process().children()) == 1
 
 
-async def test_a_call_that_hangs_is_given_up_at_its_limit() -> None:
-    """The limit holds, other tasks go on meanwhile, and the child is gone where it can be killed."""
-    ticks = 0
+async def test_a_call_that_hangs_is_given_up_at_its_limit(tmp_path: Path) -> None:
+    """The limit holds, other tasks go on meanwhile, the child is gone where it can be killed, and the next call gets another one."""
+    ticks, caller = 0, Caller(TABLE)
 
     async def tick() -> None:
         nonlocal ticks
@@ -55,30 +100,47 @@ async def test_a_call_that_hangs_is_given_up_at_its_limit() -> None:
     async with asyncio.TaskGroup() as group:
         ticking = group.create_task(tick())
         began = time.monotonic()
-        with pytest.raises(DeviceStuck, match=r"umount2\(x\) has not come back in 0\.3 s; it was broken off"):
-            await in_child(lambda: sleeping(60), "umount2(x)", "x", 0.3)
+        with pytest.raises(DeviceStuck, match=r"sleep\(x\) has not come back in 0\.3 s; it was broken off"):
+            await make(caller, "sleep", 60, timeout=0.3)
         assert time.monotonic() - began < 2
         ticking.cancel()
     assert ticks > 5
+    assert psutil.Process().children() == []
+    await make(caller, "append", str(tmp_path / "pids"))
+
+
+async def test_a_child_that_is_killed_is_replaced(tmp_path: Path) -> None:
+    """In the middle of a call that is an error, as nobody knows what came of it; before one it is nothing."""
+    path, caller = tmp_path / "pids", Caller(TABLE)
+    with pytest.raises(InterruptedError, match="subject"):
+        await make(caller, "die")
+    await make(caller, "append", str(path))
+    psutil.Process(makers(path)[0]).kill()
+    await asyncio.sleep(0.1)
+    await make(caller, "append", str(path))
+    assert len(set(makers(path))) == 2
+
+
+async def test_calls_at_the_same_time_get_a_child_each(tmp_path: Path) -> None:
+    """One that takes long holds up no other."""
+    path, caller = tmp_path / "pids", Caller(TABLE)
+    slow = asyncio.create_task(make(caller, "sleep", 1))
+    await asyncio.sleep(0.1)
+    await make(caller, "append", str(path))
+    assert not slow.done()
+    await slow
 
 
 async def test_a_child_keeps_no_file_of_ours(tmp_path: Path) -> None:
     """A lock that we let go is free although a child from before is still in its call."""
+    caller = Caller(TABLE)
     with (tmp_path / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        task = asyncio.create_task(in_child(lambda: sleeping(1), "slow()", "x", 5))
+        task = asyncio.create_task(make(caller, "sleep", 1))
         await asyncio.sleep(0.3)
     with (tmp_path / "lock").open() as again:
         fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
     await task
-
-
-async def test_a_call_costs_little() -> None:
-    """A child per call is a matter of milliseconds."""
-    began = time.monotonic()
-    for _ in range(10):
-        await in_child(lambda: 0, "nothing()", "x", 5)
-    assert (time.monotonic() - began) / 10 < 0.1
 
 
 async def test_the_kernel_refuses_what_is_not_there(tmp_path: Path) -> None:

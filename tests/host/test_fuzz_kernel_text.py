@@ -92,12 +92,18 @@ NAMES = st.text(st.characters(exclude_characters="\n\0", exclude_categories=["Cs
 NUMBERS = st.integers(0, 2**31 - 1)
 
 
-@given(NUMBERS, NUMBERS, st.lists(NAMES, min_size=1, max_size=3), NAMES, NAMES, st.booleans())
+PATHS = st.lists(NAMES, min_size=1, max_size=3).map(lambda names: "/" + "/".join(names))
+
+
+@given(NUMBERS, NUMBERS, st.tuples(PATHS, PATHS), NAMES, NAMES, st.booleans())
 def test_a_mount_comes_back_as_the_kernel_writes_it(
-    number: int, parent: int, target: list[str], kind: str, source: str, is_shared: bool
+    number: int, parent: int, paths: tuple[str, str], kind: str, source: str, is_shared: bool
 ) -> None:
     """Numbers, names of any signs, propagation."""
-    view = MountView(mount_id=number, target="/" + "/".join(target), fs_type=kind, source=source, is_shared=is_shared)
+    target, root = paths
+    view = MountView(
+        mount_id=number, target=target, fs_type=kind, source=source, is_shared=is_shared, filesystem=f"{number % 4096}:40", root=root
+    )
     line = parsing.MountLine(view, parent)
     text = kernel_text.mountinfo_line(line)
     assert parsing.mount_line(text.removesuffix("\n")) == line

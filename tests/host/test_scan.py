@@ -383,11 +383,13 @@ class Watching(Probe):
 def machine(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> LinuxHost:
     """This machine as a host."""
     monkeypatch.setattr(linux, "gpu_probe", lambda _roots: KernelProbe(ZERO))
+    monkeypatch.setattr(linux, "MANY_PROCESSES", 1)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: range(2))
     return LinuxHost(machine_roots(), KernelCalls(), clock)
 
 
 @pytest.mark.real_processes
-@pytest.mark.parametrize("cores", [1, 2, 64])
+@pytest.mark.parametrize("cores", [2, 64])
 async def test_children_find_what_one_walk_finds(machine: LinuxHost, monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
     """However many share the work, each process is looked at once, by a child, and all come back in order."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: range(cores))
@@ -399,6 +401,17 @@ async def test_children_find_what_one_walk_finds(machine: LinuxHost, monkeypatch
         assert {one.pid, other.pid} <= set(pids)
         assert bystander.pid not in pids
         assert os.getpid() not in pids
+
+
+@pytest.mark.real_processes
+@pytest.mark.parametrize(("cores", "many"), [(1, 1), (2, 1_000_000)])
+async def test_a_walk_that_is_short_makes_no_children(machine: LinuxHost, monkeypatch: pytest.MonkeyPatch, cores: int, many: int) -> None:
+    """With one core they would gain nothing, and with few processes they cost more than they save."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: range(cores))
+    monkeypatch.setattr(linux, "MANY_PROCESSES", many)
+    monkeypatch.setattr(os, "fork", lambda: pytest.fail("a child was made"))
+    with child("f = open('/dev/zero')") as process:
+        assert process.pid in await devices_held(machine)
 
 
 def only_in_children(parent: int) -> Callable[..., HolderScan]:

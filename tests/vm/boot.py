@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 from tests.vm.layer import ROOT, project_layer
-from tests.vm.machine import GPUS, NETWORK, Guest, Hardware, State, joined
+from tests.vm.machine import COUNTED_CLOCK, GPUS, IOMMU, NETWORK, Guest, Hardware, State, joined
 
 IMPORTS = ("tests.vm.inside", "driver_manager.cli.commands")
 """What a guest imports before it is saved. Nothing of it knows Kubernetes: that would take seconds."""
@@ -45,9 +45,16 @@ def systemd_initrd(parts: Path, folder: Path) -> Path:
     return initrd
 
 
-def saved_guest(parts: Path, initrd: Path) -> State:
-    """Boots a guest whose emulated cards look like NVIDIA's, and saves it."""
-    hardware = Hardware(parts / "vmlinux", initrd, options=f"intel_iommu=on vmtest.import={','.join(IMPORTS)}")
+def saved_guest(parts: Path, initrd: Path, *, is_clock_counted: bool = False) -> State:
+    """Boots a guest whose emulated cards look like NVIDIA's, and saves it.
+
+    Args:
+        parts: what scripts/prepare-vm makes.
+        initrd: its root.
+        is_clock_counted: whether its clock goes by the instructions it has done, so that a busy machine changes no times.
+    """
+    devices = (*IOMMU, *GPUS, *(COUNTED_CLOCK if is_clock_counted else ()))
+    hardware = Hardware(parts / "vmlinux", initrd, devices, options=f"intel_iommu=on vmtest.import={','.join(IMPORTS)}")
     with Guest(hardware) as guest:
         _spoof(guest)
         return guest.save()

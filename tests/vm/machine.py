@@ -28,6 +28,8 @@ from typing import Any, Self
 GPUS = ("-device", "edu,addr=05.0,multifunction=on", "-device", "edu,addr=05.1,multifunction=on", "-device", "edu,addr=06.0")
 """A device with two functions and one with one; nvspoof makes them NVIDIA's."""
 IOMMU = ("-device", "intel-iommu,intremap=on")
+COUNTED_CLOCK = ("-icount", "shift=2,align=off,sleep=on")
+"""4 ns for each instruction, which is about what the emulation takes on a quiet machine; idle time passes as it does outside."""
 NETWORK = ("-netdev", "user,id=net,net=10.0.0.0/24,host=10.0.0.1", "-device", "virtio-net-pci,netdev=net,addr=08.0")
 """QEMU's own network: 10.0.0.1 in the guest is 127.0.0.1 here. To pods of a test's cluster that address is the API server, so its
 certificate is good for it."""

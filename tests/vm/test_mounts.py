@@ -186,3 +186,20 @@ def test_detaching_takes_all_below() -> None:
     tmpfs(f"{DRIVER_ROOT}/a")
     assert umount(DRIVER_ROOT, MNT_DETACH) == 0
     assert targets() == []
+
+
+@in_guest
+async def test_a_copy_in_another_mount_namespace_is_named() -> None:
+    """The host's unmount succeeds, the copy stays and keeps its files; it is named until it is gone."""
+    tmpfs(DRIVER_ROOT)
+    file = Path(DRIVER_ROOT) / "libcuda.so"
+    file.write_text("old driver")
+    host = here()
+    mounts = mounts_of(await host.look())
+    with holding(lambda: in_copy(MS_PRIVATE)) as pid:
+        for mount in mounts:
+            await host.unmount(mount, detach=False, timeout=10)
+        assert targets() == []
+        assert Path(f"/proc/{pid}/root{file}").read_text() == "old driver"
+        assert [(copy.pid, copy.target) for copy in await host.mount_copies(mounts)] == [(pid, DRIVER_ROOT)]
+    assert await host.mount_copies(mounts) == ()
