@@ -277,7 +277,7 @@ class Agent:
                 await executor.writer.write_status(status)
             return Outcome(error.exit_code, error.message, error.hint)
         if isinstance(error, DeadlineExceeded) and self.progress.steps and isinstance(self.progress.steps[-1].step, RestoreNode):
-            hint = "run `driver-manager restore` on the node"  # that was the time it had
+            hint = "its record stays: run `driver-manager restore` on the node"  # that was the time it had
             return Outcome(error.exit_code, error.message, hint, is_put_back=False)
         executor.status_on_restore = status
         self.progress.tell("putting the node back", because=error.message)
@@ -286,7 +286,7 @@ class Agent:
                 with self.progress.step(step):
                     await (self._restored(executor, limit) if isinstance(step, RestoreNode) else executor.do(step))
         except DriverManagerError as second:
-            hint = f"run `driver-manager restore` on the node: it could not be put back, {second.message}"
+            hint = f"the node could not be put back, its record stays: run `driver-manager restore` there ({second.message})"
             return Outcome(error.exit_code, error.message, hint, is_put_back=False)
         return Outcome(error.exit_code, error.message, error.hint)
 
