@@ -143,6 +143,7 @@ async def test_the_official_watch(api: client.ApiClient, control_plane: ControlP
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it leaves its answer open then
 async def test_the_official_watch_of_a_version_that_is_gone(own_control_plane: ControlPlane) -> None:
     """The official watch raises 410 for a version that is gone."""
     cp = own_control_plane
