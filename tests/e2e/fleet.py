@@ -44,6 +44,8 @@ class Lives:
     """Driver pods and GPU pods: told to stop -> gone."""
     devices_after: str = "0"
     """Driver Ready -> devices there."""
+    have_devices_gaps: bool = True
+    """Whether the devices are away while no driver is Ready."""
 
 
 class GpuFleet:
@@ -76,9 +78,10 @@ class GpuFleet:
             "nvidia.com/gpu.deploy.operator-validator": "true",
             "fleet": self.namespace,
         }
-        wishes = {f"{SIM}devices": str(self.gpus), f"{SIM}devices-after": self.lives.devices_after}
+        wishes = {f"{SIM}devices": str(self.gpus), f"{SIM}devices-after": self.lives.devices_after} if self.lives.have_devices_gaps else {}
         made = node_manifest(name, gpus=self.gpus, labels=labels, annotations=wishes)
-        made["status"]["allocatable"] = {**made["status"]["allocatable"], GPU: "0"}
+        if self.lives.have_devices_gaps:
+            made["status"]["allocatable"] = {**made["status"]["allocatable"], GPU: "0"}
         self.cp.create("/api/v1/nodes", made)
 
     def add_sets(self) -> None:
