@@ -14,7 +14,7 @@ DONE = "upgrade-done"
 
 @pytest.mark.timeout(240)
 def test_fifty_nodes_five_at_a_time(fleet: FleetMaker) -> None:
-    """R7, R1: within the budget at every event, each driver pod is replaced once, no GPU pod evicted twice, all as before."""
+    """R7: within the budget at every event, each driver pod is replaced once, no GPU pod evicted twice, all as before."""
     fifty = fleet(50)
     fifty.policy |= {"maxParallelUpgrades": 5, "maxUnavailable": "50%"}
     fifty.add_training(50)

@@ -1,4 +1,4 @@
-"""Replicas of the controller that are killed, stopped, or lose their Lease, between and in the middle of writes (decisions 34 and 43)."""
+"""Replicas of the controller that are killed, stopped, or lose their Lease, between and in the middle of writes ."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def two(fleet: FleetMaker) -> GpuFleet:
 
 @pytest.mark.parametrize("hold", [Rule.hold_answer, Rule.hold_request], ids=["done", "not-done"])
 def test_killed_at_every_kind_of_write(two: GpuFleet, api_proxy: ApiProxy, hold: Callable[[Rule], Rule]) -> None:
-    """N50, R1, R3: whether the write was done or not, the next life ends the roll-out and repeats nothing."""
+    """N50, R7: whether the write was done or not, the next life ends the roll-out and repeats nothing."""
     play_rounds(two, api_proxy, hold)
 
 
@@ -122,7 +122,7 @@ def test_another_driver_while_nobody_leads(two: GpuFleet, api_proxy: ApiProxy) -
 
 
 def test_lease_lost_in_the_middle(two: GpuFleet, api_proxy: ApiProxy) -> None:
-    """N50, R1: a leader that cannot renew stops writing and ends with 75, the other one finishes; nothing is done twice."""
+    """N50, R10: a leader that cannot renew stops writing and ends with 75, the other one finishes; nothing is done twice."""
     first = two.start(proxy=api_proxy, name="first", settings=QUICK)
     two.wait_leader("first")
     second = two.start(name="second", settings=QUICK)
@@ -144,7 +144,7 @@ def test_lease_lost_in_the_middle(two: GpuFleet, api_proxy: ApiProxy) -> None:
 
 @pytest.mark.parametrize("is_sent", [True, False], ids=["the-write-is-under-way", "the-write-is-not-sent-yet"])
 def test_stopped_between_grant_and_write(two: GpuFleet, api_proxy: ApiProxy, is_sent: bool) -> None:
-    """N50, decision 34, R7: a leader is stopped between grant and cordon; its late write is refused or never sent, the budget holds."""
+    """N50, R7, R10: a leader is stopped between grant and cordon; its late write is refused or never sent, the budget holds."""
     first = two.start(proxy=api_proxy, name="first", settings=QUICK)
     two.wait_leader("first")
     two.start(name="second", settings=QUICK)

@@ -138,7 +138,7 @@ def test_devices_come_late(fleet: FleetMaker) -> None:
 
 
 def test_switched_off_before_and_after(two: GpuFleet, cluster_policies: None) -> None:
-    """N50, decision 39: with the policy off a node whose driver still runs is put back at once, one whose driver is gone is finished."""
+    """N50: with the policy off a node whose driver still runs is put back at once, one whose driver is gone is finished."""
     first, second = two.names
     policy = two.add_custom(POLICY | {"maxParallelUpgrades": 2})
     before = led(two, by_file=False)
