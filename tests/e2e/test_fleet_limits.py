@@ -8,7 +8,7 @@ from tests.e2e.conftest import FleetMaker
 from tests.e2e.fleet import GpuFleet
 from tests.e2e.fleetwatch import Moment, watched
 
-pytestmark = pytest.mark.kube
+pytestmark = [pytest.mark.kube, pytest.mark.timeout(300)]
 DONE, REQUIRED, FAILED = "upgrade-done", "upgrade-required", "upgrade-failed"
 STATE = "nvidia.com/gpu-driver-upgrade-state"
 PAUSED = "nvidia.com/gpu-driver-manager.paused"
@@ -32,8 +32,8 @@ def test_gangs_and_order(fleet: FleetMaker) -> None:
     four.wait_states(DONE)
     with watched(four) as story:
         four.set_driver("2")
-        story.nodes.wait_for(lambda event: four.is_in(event, REQUIRED), "the roll-out to begin")
-        four.cp.wait_for(lambda: all(len(uids) == 2 for uids in story.driver_uids().values()), "all drivers to be replaced", 60)
+        story.nodes.wait_for(lambda event: four.is_in(event, REQUIRED), "the roll-out to begin", timeout=60)
+        four.wait(lambda: all(len(uids) == 2 for uids in story.driver_uids().values()), "all drivers to be replaced")
         four.wait_states(DONE)
         story.assert_budget(parallel=3, unavailable=3)
         now = Moment()
@@ -48,7 +48,7 @@ def test_gangs_and_order(fleet: FleetMaker) -> None:
 def test_failures_in_a_row(fleet: FleetMaker) -> None:
     """N21: nodes whose pods may not go fail and are opened; after two in a row no other is begun until there is another driver."""
     four = fleet(4, **QUICK)
-    four.policy |= {"podDeletion": {"timeoutSeconds": 1}, "maxUnavailable": 2}
+    four.policy |= {"podDeletion": {"timeoutSeconds": 4}, "maxUnavailable": 2}
     four.add_training(4)
     budget = {"metadata": {"name": "held"}, "spec": {"minAvailable": 4, "selector": {"matchLabels": {"app": "train"}}}}
     path = f"/apis/policy/v1/namespaces/{four.namespace}/poddisruptionbudgets"
@@ -58,18 +58,18 @@ def test_failures_in_a_row(fleet: FleetMaker) -> None:
     before, uids = four.surface(), four.drivers()
     with watched(four) as story:
         four.set_driver("2")
-        four.cp.wait_for(lambda: sorted(four.states().values()) == [FAILED, FAILED, REQUIRED, REQUIRED], "two to fail", 30, 0.05)
-        four.cp.wait_for(lambda: "in a row" in waiting_for(four), "the Lease to say why")
+        four.wait(lambda: sorted(four.states().values()) == [FAILED, FAILED, REQUIRED, REQUIRED], "two to fail")
+        four.wait(lambda: "in a row" in waiting_for(four), "the Lease to say why")
         assert not any(node["spec"].get("unschedulable") for node in four.nodes().values()), "their drivers run, so they are open"
         assert four.drivers() == uids
         four.cp.delete(f"{path}/held")
         four.set_driver("3")
-        four.cp.wait_for(lambda: four.digests() == {"3"}, "the newest driver everywhere", 30, 0.05)
+        four.wait(lambda: four.digests() == {"3"}, "the newest driver everywhere")
         four.wait_states(DONE)
         four.wait_whole()
         story.assert_budget(parallel=1, unavailable=1)
         story.assert_replaced_once()
-    four.cp.wait_for(lambda: four.surface() == before, "the nodes to be as before")
+    four.wait(lambda: four.surface() == before, "the nodes to be as before")
 
 
 def test_paused(fleet: FleetMaker) -> None:
@@ -80,15 +80,15 @@ def test_paused(fleet: FleetMaker) -> None:
     uids = two.drivers()
     lease = f"/apis/coordination.k8s.io/v1/namespaces/{two.namespace}/leases/driver-manager-controller"
     two.cp.patch(lease, {"metadata": {"annotations": {PAUSED: "true"}}})
-    two.cp.wait_for(lambda: two.lease()["spec"]["renewTime"] and PAUSED in two.lease()["metadata"]["annotations"], "the annotation")
+    two.wait(lambda: two.lease()["spec"]["renewTime"] and PAUSED in two.lease()["metadata"]["annotations"], "the annotation")
     renewed = two.lease()["spec"]["renewTime"]
-    two.cp.wait_for(lambda: two.lease()["spec"]["renewTime"] != renewed, "the leader to have seen it")
+    two.wait(lambda: two.lease()["spec"]["renewTime"] != renewed, "the leader to have seen it")
     two.set_driver("2")
     two.wait_states(REQUIRED)
-    two.cp.wait_for(lambda: "paused" in waiting_for(two), "the Lease to say so")
+    two.wait(lambda: "paused" in waiting_for(two), "the Lease to say so")
     assert two.drivers() == uids
     two.cp.patch(lease, {"metadata": {"annotations": {PAUSED: None}}})
-    two.cp.wait_for(lambda: two.digests() == {"2"}, "the new driver", 30, 0.05)
+    two.wait(lambda: two.digests() == {"2"}, "the new driver")
     two.wait_states(DONE)
 
 
@@ -101,10 +101,10 @@ def test_state_written_by_a_person(fleet: FleetMaker) -> None:
     uids = two.drivers()
     with watched(two) as story:
         two.change(first, labels={STATE: REQUIRED})
-        story.nodes.wait_for(lambda event: event.name == first and two.is_in(event, REQUIRED), "the label")
+        story.nodes.wait_for(lambda event: event.name == first and two.is_in(event, REQUIRED), "the label", timeout=60)
         two.wait_states({first: DONE})
     two.change(second, labels={STATE: "upgrade-mostly-done"})
-    two.cp.wait_for(lambda: any(reason == "UnknownState" for _, reason, _ in two.events(second)), "an Event about it")
+    two.wait(lambda: any(reason == "UnknownState" for _, reason, _ in two.events(second)), "an Event about it")
     assert two.states()[second] == "upgrade-mostly-done"
     two.change(second, labels={STATE: None})
     two.wait_states(DONE)
@@ -119,7 +119,7 @@ def test_driver_that_crashes(fleet: FleetMaker) -> None:
     one.wait_states(DONE)
     one.change(name, annotations={"kubelet.sim/ready": "never", "kubelet.sim/restarts": "5", "kubelet.sim/restart-every": "100ms"})
     one.set_driver("2")
-    one.wait_states(FAILED, 20)
+    one.wait_states(FAILED)
     failure = one.rollout(name)["failures"][-1]
     assert failure["reason"] == "DriverFailing"
     assert "CrashLoopBackOff" in failure["sentence"]
