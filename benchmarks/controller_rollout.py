@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """One whole roll-out of new drivers by the controller on a real control plane, on the same fleet that upstream was measured on.
 
-    scripts/bench controller_rollout [--json] [--nodes 20 50]
+    scripts/bench controller_rollout [--json] [--nodes 20 50] [--device-gaps]
 
 Each node has two GPUs that two pods of 2 s grace use (the cluster is full), a driver pod that takes 2 s to stop and 5 s to start, and a
-validator pod that goes with it; at most 5 nodes in work, at most 25 % unavailable. Figures, the worst of all sizes first, then each size:
+validator pod that goes with it; at most 5 nodes in work, at most 25 % unavailable. With --device-gaps no devices are allocatable while
+no driver is Ready, as on real nodes; upstream's fleet had them all the time. Figures, the worst of all sizes first, then each size:
     requests_per_node        from the API server's audit log, from the new template to the end: all but one eviction per GPU pod and one
                              Event per state write; the Lease's and those of the start are told apart
     ready_to_next_write_ms   from a driver pod's being Ready to the next state of its node, both as a watch sees them; the median
@@ -46,11 +47,12 @@ POLICY = {
 Requests = Counter[tuple[str, str, int]]
 
 
-def measured(count: int, folder: Path) -> dict[str, Any]:
+def measured(count: int, folder: Path, *, gaps: bool) -> dict[str, Any]:
     with ControlPlane(crds=[crds.crd("ClusterPolicy")]) as control_plane:
         control_plane.spawn_kubelet()
         make_namespace(control_plane, "fleet")
-        fleet = GpuFleet(control_plane, "fleet", folder, count, gpus=2, grace=DRIVER_STOP, start_after=f"{DRIVER_START}s")
+        lives = {"gpus": 2, "grace": DRIVER_STOP, "start_after": f"{DRIVER_START}s", "have_devices_gaps": gaps}
+        fleet = GpuFleet(control_plane, "fleet", folder, count, **lives)
         fleet.add_training(2 * count, grace=POD_GRACE)
         fleet.add_custom(POLICY)
         began = control_plane.audit_mark()
@@ -137,13 +139,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     parser.add_argument("--nodes", type=int, nargs="+", default=[20, 50], help="sizes of the fleets")
+    parser.add_argument("--device-gaps", action="store_true", help="devices are away while no driver is Ready")
     options = parser.parse_args()
     results: dict[int, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for count in options.nodes:
             where = Path(folder) / str(count)
             where.mkdir()
-            results[count] = measured(count, where)
+            results[count] = measured(count, where, gaps=options.device_gaps)
     if options.json:
         worst = {name: max(each[name] for each in results.values()) for name in FIGURES}
         print(json.dumps({**worst, "nodes": results}))

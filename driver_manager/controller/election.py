@@ -8,7 +8,7 @@ within `request_timeout`, which is shorter than the difference.
 import asyncio
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final
 
@@ -42,6 +42,8 @@ class Election:
         self._writing = asyncio.Lock()
         self.annotations: dict[str, str] = {}
         """What the next write of the Lease says beside who leads; keys of OURS."""
+        self.on_edit: Callable[[], None] = lambda: None
+        """Called when somebody else has written the Lease that we hold: a person pauses, or goes on."""
 
     def still_leading(self) -> bool:
         """Whether a write may be begun now."""
@@ -145,6 +147,7 @@ class Election:
         """Whether the newest Lease has our name: a write whose answer was lost, or a person's annotation, is no rival's."""
         lease = await self._fleet.lease(self._settings.lease_namespace, self._settings.lease_name)
         self._seen = lease
+        self.on_edit()
         return lease.holder == self._settings.identity
 
     async def _write(self, lease: LeaseView, asked_at: float) -> None:

@@ -73,6 +73,7 @@ class Controller:
         """Nodes to decide about, in order: the same events give the same run."""
         self._timers: list[tuple[float, str]] = []
         self._wake = asyncio.Event()
+        election.on_edit = self._wake.set
         self._writing: set[str] = set()
         self._starting: set[str] = set()
         """Nodes whose turn it is, and whose pods are looked at before it is granted."""

@@ -8,13 +8,12 @@ from tests.e2e.conftest import FleetMaker
 from tests.e2e.fleetwatch import watched
 from tests.kube.space import is_ready
 
-pytestmark = pytest.mark.kube
+pytestmark = [pytest.mark.kube, pytest.mark.timeout(300)]
 DONE = "upgrade-done"
 
 
-@pytest.mark.timeout(240)
 def test_fifty_nodes_five_at_a_time(fleet: FleetMaker) -> None:
-    """R7, R1: within the budget at every event, each driver pod is replaced once, no GPU pod evicted twice, all as before."""
+    """R7: within the budget at every event, each driver pod is replaced once, no GPU pod evicted twice, all as before."""
     fifty = fleet(50)
     fifty.policy |= {"maxParallelUpgrades": 5, "maxUnavailable": "50%"}
     fifty.add_training(50)
@@ -23,10 +22,10 @@ def test_fifty_nodes_five_at_a_time(fleet: FleetMaker) -> None:
     before, mark, training = fifty.surface(), fifty.cp.audit_mark(), fifty.training()
     with watched(fifty) as story:
         fifty.set_driver("2")
-        story.nodes.wait_for(lambda event: fifty.is_in(event, "upgrade-required"), "the roll-out to begin")
+        story.nodes.wait_for(lambda event: fifty.is_in(event, "upgrade-required"), "the roll-out to begin", timeout=60)
         fifty.wait_states(DONE, 150)
         fifty.wait_whole()
-        fifty.cp.wait_for(lambda: fifty.surface() == before, "the nodes to be as before")
+        fifty.wait(lambda: fifty.surface() == before, "the nodes to be as before")
         most = story.assert_budget(parallel=5, unavailable=5)
         story.assert_replaced_once()
     assert len(most.working) == 5, "and the budget was used"
@@ -36,4 +35,5 @@ def test_fifty_nodes_five_at_a_time(fleet: FleetMaker) -> None:
     assert set(evicted) >= training
     assert sorted(fifty.deleted(mark)) == sorted(set(fifty.deleted(mark)))
     refused = {key for key in fifty.counts(mark) if key[2] >= 400}
-    assert refused <= {("patch", "nodes", 409)}, "all was allowed; a guarded write may find that the node has changed"
+    unserved = {("list", kind, 404) for kind in ("clusterpolicies", "nvidiadrivers")}
+    assert refused <= {("patch", "nodes", 409)} | unserved, "all was allowed; a guarded write may find that the node has changed"

@@ -13,7 +13,7 @@ moment they matter:
     kubelet.sim/image          "missing"  ImagePullBackOff, stays Pending
     kubelet.sim/ready          "never"    Running, never Ready
     kubelet.sim/ready-after    duration   running -> Ready                                            (default 0)
-    kubelet.sim/restarts       number     after Ready the containers crash and come back so often
+    kubelet.sim/restarts       number     after Ready (never Ready: instead) the containers crash and come back so often
     kubelet.sim/restart-every  duration   pause before each crash and before each come-back           (default 100ms)
     kubelet.sim/finish         "succeeded" or "failed"
     kubelet.sim/finish-after   duration   Ready -> finished                                           (default 0)
@@ -297,17 +297,24 @@ class Pod:
             await self.post("Running")
             await self.wait("ready-after")
             while self.is_kept_from_ready:
-                await self.next_change()
+                await (self.crash() if self.has_to_crash else self.next_change())
         await self.post("Running", ready=True)
-        while self.restarts < int(self.wish("restarts", "0")):
-            await self.wait("restart-every", "100ms")
-            self.restarts += 1
-            await self.post("Running", "CrashLoopBackOff")
-            await self.wait("restart-every", "100ms")
+        while self.has_to_crash:
+            await self.crash()
             await self.post("Running", ready=True)
         if finish := self.wish("finish"):
             await self.wait("finish-after")
             await self.post(finish.capitalize())
+
+    @property
+    def has_to_crash(self) -> bool:
+        return self.restarts < int(self.wish("restarts", "0"))
+
+    async def crash(self) -> None:
+        await self.wait("restart-every", "100ms")
+        self.restarts += 1
+        await self.post("Running", "CrashLoopBackOff")
+        await self.wait("restart-every", "100ms")
 
     async def die(self) -> None:
         """SIGTERM, wait, report the containers down, then take the pod out of the API."""

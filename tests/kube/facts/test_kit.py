@@ -17,7 +17,7 @@ from tests.kube.facts.conftest import Note
 from tests.kube.fixtures import make_namespace
 from tests.kube.kubelet import node_manifest
 from tests.kube.recorder import Object
-from tests.kube.space import Space, daemon_set, is_marked, is_ready, pod_spec
+from tests.kube.space import Space, daemon_set, is_marked, is_ready, pod_spec, until
 
 pytestmark = pytest.mark.kube
 ROOT = Path(__file__).parents[3]
@@ -194,3 +194,34 @@ async def test_a_simulated_node_can_be_bad(space: Space) -> None:
         node = await space.node(number)
         assert node["status"]["allocatable"]["nvidia.com/gpu"] == "8"
         assert not node["spec"].get("taints")
+
+
+async def test_what_follows_a_simulated_driver(space: Space) -> None:
+    """A pod that needs a driver is Ready only with it and goes with it; the node's devices come and go with it."""
+    labels = {"app.kubernetes.io/component": "nvidia-driver"}
+
+    async def has(devices: str) -> bool:
+        return bool((await space.node())["status"]["allocatable"]["nvidia.com/gpu"] == devices)
+
+    await space.patch_node(0, {"metadata": {"annotations": wishes(devices="4", devices_after="300ms")}})
+    await until(lambda: has("0"), "no devices without a driver")
+    await start(space, "validator", needs="nvidia-driver")
+    _, waiting = await space.when(of("validator", lambda p: p["status"].get("phase") == "Running"))
+    assert not is_ready(waiting)
+    await space.create_pod("driver", pod_spec(nodeName=space.nodes[0]), labels=labels)
+    at, _ = await space.when(of("driver", is_ready))
+    await space.when(of("validator", is_ready), since=at)
+    await until(lambda: has("4"), "the devices")
+    await space.delete_pod("driver")
+    await space.when(lambda kind, p: kind == "DELETED" and p["metadata"]["name"] == "validator")
+    await until(lambda: has("0"), "no devices without a driver")
+
+
+async def test_a_simulated_pod_that_never_comes_up(space: Space) -> None:
+    """One that is never Ready may crash instead, and comes up when it is let."""
+    await start(space, "crashes", ready="never", restarts="2")
+    _, crashed = await space.when(of("crashes", lambda p: (p["status"].get("containerStatuses") or [{}])[0].get("restartCount") == 2))
+    assert waits_for(crashed) == "CrashLoopBackOff"
+    assert not any(is_ready(event.object) for event in space.recorder.of("crashes"))
+    await space.patch(f"{space.path}/pods/crashes", {"metadata": {"annotations": {"kubelet.sim/ready": None}}})
+    await space.when(of("crashes", is_ready))
