@@ -5,7 +5,7 @@ ordered, https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-v
 """
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from driver_manager.core.fleet import (
     Changed,
@@ -136,6 +136,8 @@ class Cache:
         if old is not None and old.uid == node.uid and int(node.resource_version) <= int(old.resource_version):
             return set()
         self.nodes[node.name] = node
+        if old is not None and replace(old, resource_version=node.resource_version) == node:
+            return set()  # its kubelet's report, of which nothing is read here
         return {node.name}
 
     def drop_node(self, name: str, uid: str) -> set[str]:

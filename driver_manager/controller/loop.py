@@ -4,7 +4,6 @@ Everything between two awaits sees one state. A node with a write under way is n
 """
 
 import asyncio
-import heapq
 import json
 import logging
 from collections.abc import Coroutine, Iterable
@@ -16,16 +15,17 @@ import msgspec
 
 from driver_manager.controller.cache import Cache
 from driver_manager.controller.election import Election, read_grants, written_grants
+from driver_manager.controller.reminders import Reminders
 from driver_manager.controller.settings import ControllerSettings
 from driver_manager.controller.sight import progress_of, situation_of
 from driver_manager.controller.telling import Telling
-from driver_manager.controller.work import Handlers, Job, Worker, what_to_free
+from driver_manager.controller.work import FREED_AT_ONCE, Handlers, Job, Worker, what_to_free
 from driver_manager.core.budget import Tally, count
 from driver_manager.core.fleet import Changed, FleetPod, Kind
 from driver_manager.core.policy_groups import Groups, policy_groups
 from driver_manager.core.rollout import decide, may_only_restart
 from driver_manager.core.rollout_record import Progress, encode
-from driver_manager.core.rollout_states import Because, State, state_of
+from driver_manager.core.rollout_states import BEFORE_RESTART, Because, State, state_of
 from driver_manager.core.situation import Decision, Situation, Stay, Turn, Work
 from driver_manager.core.snapshot import ChangeKind, NodeView
 from driver_manager.errors import ClusterError, Conflict, NotFound
@@ -35,10 +35,12 @@ from driver_manager.ports import Clock, Fleet, NodePatch
 logger = logging.getLogger(__name__)
 
 WRITES_AT_ONCE: Final = 16
+"""While so many have no answer, nothing is decided that might have to wait for its write and be old by then."""
 DELETE_AGAIN: Final = 10.0
 """Seconds after which a driver pod that should be on its way, and does not show it, is deleted again."""
 AFTER_ERROR: Final = 2.0
 """Seconds until a node is tried again whose write got no answer."""
+DECISIONS_AT_ONCE: Final = 100
 HEARTBEAT: Final = 10.0
 """The loop comes round so often though nothing changes: `/healthz` asks when it last did."""
 FIRST_LOOK_AGAIN: Final = 30.0
@@ -71,7 +73,7 @@ class Controller:
         """Policy group -> why no more of its nodes are begun now."""
         self._dirty: dict[str, None] = {}
         """Nodes to decide about, in order: the same events give the same run."""
-        self._timers: list[tuple[float, str]] = []
+        self._reminders = Reminders()
         self._wake = asyncio.Event()
         election.on_edit = self._wake.set
         self._writing: set[str] = set()
@@ -82,9 +84,11 @@ class Controller:
         """Nodes that a predecessor was granted and that do not show it: a late write of it may still come."""
         self._refused: dict[str, Refusal] = {}
         self._workers: dict[str, tuple[Worker, asyncio.Task[None]]] = {}
-        self._deleted: dict[str, float] = {}
-        """Driver pod uid -> when its deletion was asked for."""
-        self._write_slots = asyncio.Semaphore(WRITES_AT_ONCE)
+        self._freeing = asyncio.Semaphore(FREED_AT_ONCE)
+        self._deleted: dict[str, tuple[str, float]] = {}
+        """Node -> uid of the driver pod whose deletion was asked for, and when it is asked for again."""
+        self._asked = 0
+        """Writes of nodes that have no answer yet."""
         self._under_way: set[asyncio.Task[None]] = set()
         """Requests that change something and have no answer yet."""
         self._is_stopping = False
@@ -161,16 +165,15 @@ class Controller:
         self._telling.synced()
         while not self._is_stopping:
             self._take_policies()
-            self._due_timers()
-            while self._dirty:
-                self._consider_safely(next(iter(self._dirty)))
+            self._dirty.update(dict.fromkeys(self._reminders.due(self._clock.epoch())))
+            await self._decide()
             self._start_nodes()
             self._telling.passed()
-            if not self._dirty:
+            if not self._dirty or not self._has_room:
                 await self._next_change()
 
     async def _next_change(self) -> None:
-        pause = min(HEARTBEAT, self._timers[0][0] - self._clock.epoch()) if self._timers else HEARTBEAT
+        pause = min(HEARTBEAT, self._reminders.first - self._clock.epoch())
         waiting = [asyncio.ensure_future(self._wake.wait()), asyncio.ensure_future(self._clock.sleep(max(0.001, pause)))]
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -179,14 +182,8 @@ class Controller:
                 each.cancel()
         self._wake.clear()
 
-    def _due_timers(self) -> None:
-        now = self._clock.epoch()
-        while self._timers and self._timers[0][0] <= now:
-            self._dirty[heapq.heappop(self._timers)[1]] = None
-
     def _remind(self, name: str, at: float) -> None:
-        if at:
-            heapq.heappush(self._timers, (at, name))
+        if at and self._reminders.put(name, at):
             self._wake.set()
 
     def _take_policies(self) -> None:
@@ -205,6 +202,20 @@ class Controller:
             self._dirty.update(dict.fromkeys(self.cache.nodes))
 
     # Deciding -------------------------------------------------------------------------------------------------------
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether a write could be made at once."""
+        return self._asked < WRITES_AT_ONCE
+
+    async def _decide(self) -> None:
+        """Decides about all that has changed. The Lease, probes and answers are not kept waiting by a whole fleet."""
+        decided = 0
+        while self._dirty and self._has_room and not self._is_stopping:
+            self._consider_safely(next(iter(self._dirty)))
+            decided += 1
+            if decided % DECISIONS_AT_ONCE == 0:
+                await asyncio.sleep(0)
 
     def _consider_safely(self, name: str) -> None:
         """One node's trouble stays its own (R9)."""
@@ -228,6 +239,7 @@ class Controller:
         decision = decide(situation)
         if decision.change:
             self._writing.add(name)
+            self._asked += 1
             self._request(self._write(node, situation, decision))
             return
         if name in self._granted:  # it cannot be begun after all, and no write of ours is under way
@@ -239,8 +251,9 @@ class Controller:
     def _forget(self, name: str) -> None:
         self._stop_worker(name)
         self.tally.put(name, None)
-        for names in (self.stays, self._refused):
+        for names in (self.stays, self._refused, self._deleted):
             names.pop(name, None)
+        self._reminders.drop(name)
         self._let_go(name)
 
     def situation(self, node: NodeView) -> Situation:
@@ -304,7 +317,11 @@ class Controller:
             return
         self._stop_worker(name)
         worker = Worker(self._fleet, self._clock, self._settings.agent, self._handlers, job, lambda: self._mark((name,)))
-        self._workers[name] = (worker, self._spawn(worker.run()))
+        self._workers[name] = (worker, self._spawn(self._run(worker)))
+
+    async def _run(self, worker: Worker) -> None:
+        async with self._freeing:
+            await worker.run()
 
     def _stop_worker(self, name: str) -> None:
         if (worker := self._workers.pop(name, None)) is not None:
@@ -312,11 +329,12 @@ class Controller:
 
     def _restart_driver(self, name: str, pod: FleetPod) -> None:
         now = self._clock.epoch()
-        if now - self._deleted.get(pod.uid, 0.0) < DELETE_AGAIN:
-            return
-        self._deleted[pod.uid] = now
-        self._remind(name, now + DELETE_AGAIN)
-        self._request(self._delete_driver(name, pod))
+        uid, again_at = self._deleted.get(name, ("", 0.0))
+        if uid != pod.uid or again_at <= now:
+            again_at = now + DELETE_AGAIN
+            self._deleted[name] = (pod.uid, again_at)
+            self._request(self._delete_driver(name, pod))
+        self._remind(name, again_at)
 
     async def _delete_driver(self, name: str, pod: FleetPod) -> None:
         try:
@@ -327,7 +345,7 @@ class Controller:
             pass  # it is gone: the watch tells
         except ClusterError as error:
             logger.warning("a driver pod could not be deleted, trying again", extra={"node": name, "pod": pod.ref, "error": error.message})
-            del self._deleted[pod.uid]
+            self._deleted.pop(name, None)
             self._remind(name, self._clock.epoch() + AFTER_ERROR)
 
     # Writing --------------------------------------------------------------------------------------------------------
@@ -343,11 +361,9 @@ class Controller:
             unschedulable=change.unschedulable,
         )
         try:
-            async with self._write_slots:
-                if not self._election.still_leading():
-                    await self._clock.sleep(AFTER_ERROR)  # until that is noticed: the node is decided about again after this
-                    return
-                written = await self._fleet.patch_node(patch)
+            written = await self._patch(patch)
+            if written is None:
+                return
             self.cache.put_node(written)
             self._let_go(name)
             self._refused.pop(name, None)
@@ -364,6 +380,17 @@ class Controller:
         finally:
             self._writing.discard(name)
             self._mark((name,))
+
+    async def _patch(self, patch: NodePatch) -> NodeView | None:
+        """The node as it is written; None where nothing may be written any more."""
+        try:
+            if self._election.still_leading():
+                return await self._fleet.patch_node(patch)
+            await self._clock.sleep(AFTER_ERROR)  # until that is noticed: the node is decided about again after this
+            return None
+        finally:
+            self._asked -= 1
+            self._wake.set()
 
     async def _read_again(self, name: str) -> None:
         try:
@@ -449,6 +476,8 @@ class Controller:
         policy = self.groups.of(node.labels).policy
         if policy is None or self.tally.get(name) is None:
             return None
+        if len(self._starting) + self.tally.in_states(BEFORE_RESTART) >= FREED_AT_ONCE:
+            return Turn(sentence=f"{FREED_AT_ONCE} nodes are being freed, and no more than that are at once")
         turn = self.tally.turn(name, policy, self._settings.cluster_max_unavailable, self._settings.most_failures)
         if not turn.is_granted:
             return turn

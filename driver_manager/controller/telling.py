@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 CONDITION: Final = "DriverManagerPolicyAccepted"
 """Type of our condition on ClusterPolicy and NVIDIADriver."""
-WAITING_EVENTS: Final = 1_000
+WAITING_EVENTS: Final = 10_000
 """Events that may wait to be sent; more are dropped, oldest first."""
 WORTH_AN_EVENT: Final = frozenset({Because.BLOCKED_BY_POD, Because.BAD_RECORD, Because.UNKNOWN_STATE, Because.DEVICES_MISSING})
 """Reasons for staying that a person should hear of; every change of state has an Event anyway."""

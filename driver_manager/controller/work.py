@@ -17,6 +17,8 @@ from driver_manager.ports import Clock, Cluster
 
 logger = logging.getLogger(__name__)
 
+FREED_AT_ONCE: Final = 100
+"""Nodes whose pods are watched at the same time: each watch occupies a connection to the API server, and requests need some too."""
 MAX_ROUNDS: Final = 3
 """How often pods that came meanwhile are freed too, before they are named and given up."""
 HANDLERS_SECONDS: Final = 300.0

@@ -114,6 +114,8 @@ class Sums:
     states: dict[State | None, int] = field(default_factory=dict)
     pending: list[tuple[float, str]] = field(default_factory=list)
     """Ranks of those that wait for their turn, in order."""
+    pending_unavailable: list[tuple[float, str]] = field(default_factory=list)
+    """Of those of them that are unavailable already."""
     done: dict[str, list[tuple[float, str]]] = field(default_factory=dict)
     """Target -> when which nodes came to it, in order."""
 
@@ -146,6 +148,10 @@ class Tally:
         """Group -> its sums."""
         return self._groups
 
+    def in_states(self, states: Collection[State]) -> int:
+        """How many nodes of all groups are in one of these states."""
+        return sum(sums.states.get(state, 0) for sums in self._groups.values() for state in states)
+
     def put(self, name: str, new: Count | None) -> None:
         """A node adds something else now; None: it is gone."""
         old = self._counts.get(name)
@@ -165,8 +171,8 @@ class Tally:
         for names, belongs in ((sums.working, new.is_working), (sums.ours, new.is_ours), (sums.foreign, new.is_foreign)):
             if belongs:
                 names.add(name)
-        if new.state is State.REQUIRED and not new.is_working:
-            insort(sums.pending, new.rank)
+        for ranks in _queues(sums, new):
+            insort(ranks, new.rank)
         if new.state is State.FAILED:
             sums.failed[name] = new
         if new.done_at:
@@ -182,8 +188,8 @@ class Tally:
             del sums.states[old.state]
         for names in (sums.working, sums.ours, sums.foreign):
             names.discard(name)
-        if old.state is State.REQUIRED and not old.is_working:
-            del sums.pending[bisect_left(sums.pending, old.rank)]
+        for ranks in _queues(sums, old):
+            del ranks[bisect_left(ranks, old.rank)]
         sums.failed.pop(name, None)
         if old.done_at:
             came = sums.done[old.target]
@@ -203,10 +209,7 @@ class Tally:
 
     def pending_unavailable(self, group: str) -> Iterator[str]:
         """Those of them that are unavailable already, in order."""
-        sums = self._groups.get(group, Sums())
-        waiting = (self._counts[name] for name in sums.ours | sums.foreign)
-        ranks = sorted(each.rank for each in waiting if each.state is State.REQUIRED and not each.is_working)
-        return (name for _, name in ranks)
+        return (name for _, name in list(self._groups[group].pending_unavailable)) if group in self._groups else iter(())
 
     def failures_in_a_row(self, group: str, target: str) -> list[str]:
         """Which nodes failed for a target since one came to it."""
@@ -250,6 +253,13 @@ class Tally:
         """Nodes that keep this one of their gang waiting. Those that wait themselves do not, if this one is closed already."""
         others = self._gangs.get(mine.gang, set()) - {name} if mine.gang else set()
         return [other for other in others if self._counts[other].is_working or not mine.is_ours]
+
+
+def _queues(sums: Sums, each: Count) -> tuple[list[tuple[float, str]], ...]:
+    """The queues that a node stands in."""
+    if each.state is not State.REQUIRED or each.is_working:
+        return ()
+    return (sums.pending, sums.pending_unavailable) if each.is_ours or each.is_foreign else (sums.pending,)
 
 
 def _full(limit: str, among: Collection[Sums]) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from driver_manager.core.upgrade_policy import read_policy
+from driver_manager.core.upgrade_policy import recorded_policy
 
 MAX_BYTES: Final = 8 * 1024
 MAX_FAILURES: Final = 3
@@ -102,7 +102,7 @@ def decode(text: str) -> Progress:
         raise BadProgress(f"it is {len(text)} characters long, more than {MAX_BYTES}")
     try:
         progress = _decoder.decode(text)
-        read_policy(progress.rules)
+        recorded_policy(progress.rules)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise BadProgress(str(error)) from error
     return progress

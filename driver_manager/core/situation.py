@@ -6,16 +6,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import lru_cache
-from typing import Final
-
-import msgspec
 
 from driver_manager.core.fleet import FleetPod, FleetSet
 from driver_manager.core.rollout_record import Progress
 from driver_manager.core.rollout_states import Because, State
 from driver_manager.core.snapshot import NodeView
-from driver_manager.core.upgrade_policy import UpgradePolicy, read_policy
+from driver_manager.core.upgrade_policy import UpgradePolicy, recorded_policy
 from driver_manager.names import SAFE_LOAD, UPGRADE_REQUESTED
 
 
@@ -119,7 +115,7 @@ class Situation:
     def in_force(self) -> UpgradePolicy:
         """The policy that the node was started under, else the one of now."""
         if self.progress and self.progress.rules:
-            return _policy_of(_encoder.encode(self.progress.rules))
+            return recorded_policy(self.progress.rules)
         return self.policy or UpgradePolicy()
 
     @property
@@ -157,15 +153,6 @@ class Situation:
     def waits_for_safe_load(self) -> bool:
         """Whether the driver's own init container asks for a free node."""
         return bool(self.node.annotations.get(SAFE_LOAD))
-
-
-_encoder: Final = msgspec.json.Encoder(order="sorted")
-
-
-@lru_cache(maxsize=256)
-def _policy_of(rules: bytes) -> UpgradePolicy:
-    """A recorded policy; a fleet has few, and every decision asks for one."""
-    return read_policy(msgspec.json.decode(rules))
 
 
 @dataclass(frozen=True, slots=True)

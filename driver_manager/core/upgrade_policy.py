@@ -8,7 +8,10 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final
+
+import msgspec
 
 from driver_manager.core.selectors import Selector, parse_selector
 from driver_manager.names import NAME_LABEL, OWN_NAME
@@ -145,6 +148,23 @@ def written_policy(policy: UpgradePolicy) -> dict[str, Any]:
             "deleteEmptyDir": drain.delete_empty_dir,
         },
     }
+
+
+def recorded_policy(rules: Mapping[str, Any]) -> UpgradePolicy:
+    """A policy that stands in a node's record. A fleet has few, and every decision asks for one.
+
+    Raises:
+        BadPolicy: as `read_policy`.
+    """
+    return _recorded(_encode(rules))
+
+
+_encode: Final = msgspec.json.Encoder(order="sorted").encode
+
+
+@lru_cache(maxsize=256)
+def _recorded(rules: bytes) -> UpgradePolicy:
+    return read_policy(msgspec.json.decode(rules))
 
 
 class _Reader:

@@ -64,8 +64,8 @@ class KubeFleet(KubeCluster):
         async with aclosing(self._events(kind)) as events:
             async for event in events:
                 match event:
-                    case Listing(items):
-                        yield Listed(kind, items)
+                    case Listing():
+                        yield Listed(kind, event.items)
                     case Change(change, item):
                         yield Changed(kind, change, item)
                     case Absent():

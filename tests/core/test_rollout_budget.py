@@ -84,6 +84,7 @@ def test_the_sums_agree_with_a_recount(changes: list[tuple[str, Count | None]]) 
         for group, target in (("g", NEW), ("g", OLD), ("h", NEW)):
             assert sorted(tally.failures_in_a_row(group, target)) == sorted(anew.failures_in_a_row(group, target))
             assert list(tally.pending(group)) == list(anew.pending(group))
+            assert list(tally.pending_unavailable(group)) == list(anew.pending_unavailable(group))
 
 
 def simple_limit(limit: int | str, total: int) -> int:
