@@ -22,6 +22,7 @@ from driver_manager.controller.telling import Telling
 from driver_manager.controller.work import Handlers, Job, Worker, what_to_free
 from driver_manager.core.budget import Tally, count
 from driver_manager.core.fleet import Changed, FleetPod, Kind
+from driver_manager.core.disruption import never_evicted
 from driver_manager.core.policy_groups import Groups, policy_groups
 from driver_manager.core.rollout import decide, may_only_restart
 from driver_manager.core.rollout_record import Progress, encode
@@ -278,9 +279,9 @@ class Controller:
     def _rest(self, situation: Situation, stay: Stay) -> None:
         """The node waits: remember why, wake up in time, and have done what has to be done meanwhile."""
         name = situation.node.name
-        if self.stays.get(name) != stay:
+        if (before := self.stays.get(name)) != stay:
             self.stays[name] = stay
-            self._telling.stays(situation.node, stay)
+            self._telling.stays(situation.node, stay, before)
         self._remind(name, stay.again_at)
         match stay.work:
             case Work.NOTHING | Work.ASK_MAINTENANCE | Work.RELEASE_MAINTENANCE:  # no maintenance operator is spoken to yet
@@ -302,7 +303,8 @@ class Controller:
         if running is not None and running[0].job.key == job.key:
             return
         self._stop_worker(name)
-        worker = Worker(self._fleet, self._clock, self._settings.agent, self._handlers, job, lambda: self._mark((name,)))
+        budgets, tell = self.cache.budgets, lambda: self._mark((name,))
+        worker = Worker(self._fleet, self._clock, self._settings.agent, self._handlers, budgets, job, tell)
         self._workers[name] = (worker, self._spawn(worker.run()))
 
     def _stop_worker(self, name: str) -> None:
@@ -487,11 +489,11 @@ class Controller:
         try:
             pods = await self._fleet.pods_on(name)
             todo = await what_to_free(self._fleet, self._handlers, self._settings.agent, node, pods.items, situation.policy, Work.FREE)
+            never = never_evicted(todo.evict, self.cache.budgets(pod.namespace for pod in todo.evict))
         except ClusterError as error:
             return f"its pods cannot be looked at: {error.message}"
-        if todo.refusals and situation.policy.drain.enable:
-            return None  # the drain has other rules, and comes after
-        return "; ".join(todo.refusals) or None
+        refusals = () if situation.policy.drain.enable else todo.refusals  # the drain has other rules, and comes after
+        return "; ".join((*refusals, *never)) or None
 
     def _refuse(self, name: str, sentence: str) -> None:
         """Nothing is done to the node; it is looked at again later."""

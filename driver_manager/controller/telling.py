@@ -24,6 +24,8 @@ WAITING_EVENTS: Final = 1_000
 """Events that may wait to be sent; more are dropped, oldest first."""
 WORTH_AN_EVENT: Final = frozenset({Because.BLOCKED_BY_POD, Because.BAD_RECORD, Because.UNKNOWN_STATE, Because.DEVICES_MISSING})
 """Reasons for staying that a person should hear of; every change of state has an Event anyway."""
+ONE_EVENT: Final = frozenset({Because.BLOCKED_BY_BUDGET, Because.MAINTENANCE_OFF})
+"""Such reasons whose sentence changes while they last: it is told once."""
 MAX_PODS: Final = 10
 BUCKETS: Final = (1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0, 21600.0)
 """Upper bounds, in seconds."""
@@ -110,11 +112,12 @@ class Telling:
         sentence = f"from {first.before or 'none'} to {last.after or 'none'}: {last.sentence}{pods}"
         self._event(node, last.because, sentence, is_warning=last.after is State.FAILED or last.because is Because.NOT_FREED)
 
-    def stays(self, node: NodeView, stay: Stay) -> None:
+    def stays(self, node: NodeView, stay: Stay, before: Stay | None) -> None:
         """A node waits for something else than before."""
         self.stayed[stay.because] += 1
         logger.debug("node stays", extra={"node": node.name, "reason": stay.because, "why": stay.sentence})
-        if stay.because in WORTH_AN_EVENT:
+        is_new = before is None or before.because is not stay.because
+        if stay.because in WORTH_AN_EVENT or (is_new and stay.because in ONE_EVENT):
             self._event(node, stay.because, stay.sentence, is_warning=True)
 
     def _event(self, node: NodeView, because: Because, sentence: str, *, is_warning: bool) -> None:

@@ -312,7 +312,7 @@ def _pod_deletion(situation: Situation) -> Step:
     if situation.freeing is not None and situation.freeing.is_done:
         return go(situation, State.POD_RESTART, Because.FREED, "nobody uses the driver any more")
     if not failure and not is_late(situation):
-        return wait(situation, Because.FREEING, _freeing_words(situation), Work.FREE)
+        return wait(situation, _freeing_because(situation), _freeing_words(situation), Work.FREE)
     why = failure or _late_words(situation)
     if situation.in_force.drain.enable:
         return go(situation, State.DRAIN, Because.NOT_FREED, why)
@@ -327,7 +327,11 @@ def _drain(situation: Situation) -> Step:
     if failure or is_late(situation):
         return try_again(situation, Because.NOT_FREED, failure or _late_words(situation))
     work = Work.DRAIN if situation.in_force.drain.enable else Work.FREE
-    return wait(situation, Because.FREEING, _freeing_words(situation), work)
+    return wait(situation, _freeing_because(situation), _freeing_words(situation), work)
+
+
+def _freeing_because(situation: Situation) -> Because:
+    return Because.BLOCKED_BY_BUDGET if situation.freeing is not None and situation.freeing.is_blocked else Because.FREEING
 
 
 def _freeing_words(situation: Situation) -> str:

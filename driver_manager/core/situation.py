@@ -63,6 +63,8 @@ class Freeing:
     failure: str = ""
     """Why it ended without success; empty as long as it goes on."""
     blockers: tuple[str, ...] = ()
+    is_blocked: bool = False
+    """Whether a budget, or whoever else answers evictions, does not let a pod go now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
