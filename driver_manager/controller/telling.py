@@ -64,6 +64,8 @@ class Telling:
         self.passes = 0
         self.state_seconds: dict[State, Durations] = {}
         """State -> how long nodes stayed in it."""
+        self._failures: dict[str, str] = {}
+        """Node -> what was last told of its NodeMaintenance."""
 
     async def run(self) -> None:
         """Sends Events without end. One that is lost is lost."""
@@ -100,6 +102,7 @@ class Telling:
             )
         if not decision.moves:
             return
+        self._failures.pop(node.name, None)
         if situation.progress is not None and situation.state is not None and situation.progress.since:
             self.state_seconds.setdefault(situation.state, Durations()).add(situation.now - situation.progress.since)
         self.evictions += len(evicted)
@@ -126,6 +129,13 @@ class Telling:
             self._events.get_nowait()
         note = EventNote(node_name=node.name, node_uid=node.uid, is_warning=is_warning, reason=because.value, sentence=sentence[:1000])
         self._events.put_nowait(note)
+
+    def maintenance_failed(self, node: NodeView, error: ClusterError) -> None:
+        """A maintenance operator could not be asked for a node, or not be told that it is needed no more: one Event for each error."""
+        if self._failures.get(node.name) != error.message:
+            self._failures[node.name] = error.message
+            sentence = f"its NodeMaintenance: {error.message}{f' ({error.hint})' if error.hint else ''}; it is tried again"
+            self._event(node, Because.MAINTENANCE, sentence, is_warning=True)
 
     def restarted(self, node: NodeView | None, pod: FleetPod) -> None:
         """A driver pod was deleted."""
