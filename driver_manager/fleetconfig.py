@@ -13,6 +13,7 @@ from driver_manager.config import BOOL, DURATION, KEY, NAME, OPTIONS, SELECTOR, 
 from driver_manager.errors import ConfigError
 
 _ADDRESS: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]*):([0-9]{1,5})")
+_REQUESTOR: Final = re.compile(r"(?=.{2,63}\Z)[a-zA-Z0-9]([-a-zA-Z0-9]*[a-zA-Z0-9])?(\.[a-zA-Z0-9]([-a-zA-Z0-9]*[a-zA-Z0-9])?)*")
 _IDENTITY: Final = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.]{0,251}")
 
 
@@ -66,6 +67,12 @@ def _identity(text: str) -> str:
     return text
 
 
+def _requestor(text: str) -> str:
+    if not _REQUESTOR.fullmatch(text):
+        raise ValueError(f"allowed are {REQUESTOR.allowed}")
+    return text
+
+
 def _some_name(text: str) -> str:
     if not text:
         raise ValueError(f"allowed is {NAME.allowed}")
@@ -77,6 +84,7 @@ SOME_TIME: Final = Kind("DURATION", "seconds above 0, at most a day, such as 10,
 SHARE: Final = Kind("LIMIT", "a whole number, 0 or more, or a share from 0% to 100%", _share)
 ADDRESS: Final = Kind("ADDRESS", "HOST:PORT or :PORT, such as 0.0.0.0:8080 or [::]:8080, or nothing", _address)
 IDENTITY: Final = Kind("NAME", "letters, digits, '-', '_' and '.', as in the name of a pod", _identity)
+REQUESTOR: Final = Kind("NAME", "2 to 63 letters, digits, '-' and '.', the first and last a letter or digit", _requestor)
 SOME_NAME: Final = Kind("NAME", NAME.allowed, _some_name)
 
 
@@ -132,6 +140,14 @@ CONTROLLER_OPTIONS: Final = (
                 "write each state of a node by itself, as NVIDIA's controller does", empty=False, said="false"),
     FleetOption("rollout.skip_cordoned", "skip-cordoned", "SKIP_CORDONED", BOOL,
                 "do not begin nodes that others have cordoned", empty=False, said="false"),
+    FleetOption("maintenance.is_on", "maintenance-operator", "MAINTENANCE_OPERATOR_ENABLED", BOOL,
+                "a maintenance operator cordons and frees the nodes, asked by NodeMaintenance objects", empty=False, said="false"),
+    FleetOption("maintenance.namespace", "maintenance-namespace", "MAINTENANCE_OPERATOR_REQUESTOR_NAMESPACE", SOME_NAME,
+                "namespace of these objects", said="default"),
+    FleetOption("maintenance.requestor", "maintenance-requestor", "MAINTENANCE_OPERATOR_REQUESTOR_ID", REQUESTOR,
+                "who this controller is in them; no other program may have the same", said="nvidia.operator.com"),
+    FleetOption("maintenance.prefix", "maintenance-prefix", "MAINTENANCE_OPERATOR_NODE_MAINTENANCE_PREFIX", SOME_NAME,
+                "their names are this and the node's; programs with the same prefix share them", said="nvidia-operator"),
     FleetOption("listen", "listen", "LISTEN", ADDRESS, "address of /healthz, /readyz and /metrics; empty for none", empty="",
                 said="0.0.0.0:8080"),
 )  # fmt: skip

@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from driver_manager.core.fleet import EventNote, FleetEvent, Kind, LeaseView, PolicySource
+from driver_manager.core.fleet import EventNote, FleetEvent, Kind, LeaseView, MaintenanceOrder, MaintenanceView, PolicySource
 from driver_manager.core.snapshot import (
     ClaimView,
     DaemonSetView,
@@ -170,6 +170,38 @@ class Fleet(Cluster, Protocol):
 
         Raises:
             NotFound, Conflict, Forbidden, Unreachable.
+        """
+        ...
+
+    async def maintenance(self, namespace: str, name: str) -> MaintenanceView:
+        """Reads a NodeMaintenance.
+
+        Raises:
+            NotFound, Forbidden, Unreachable.
+        """
+        ...
+
+    async def make_maintenance(self, order: MaintenanceOrder) -> MaintenanceView:
+        """Makes a NodeMaintenance and gives it as it is then.
+
+        Raises:
+            Conflict: one of that name is there. Forbidden, Unreachable, ClusterError.
+        """
+        ...
+
+    async def set_requestors(self, maintenance: MaintenanceView, others: Sequence[str]) -> MaintenanceView:
+        """Replaces the additional requestors of a NodeMaintenance, guarded by its resource version; gives it as it is then.
+
+        Raises:
+            Conflict: somebody else wrote meanwhile. NotFound: it is gone. Forbidden, Unreachable.
+        """
+        ...
+
+    async def delete_maintenance(self, maintenance: MaintenanceView) -> None:
+        """Deletes exactly this NodeMaintenance; returns when that is accepted.
+
+        Raises:
+            NotFound: it is gone. Conflict: another one has its name now. Forbidden, Unreachable.
         """
         ...
 

@@ -14,7 +14,7 @@ from driver_manager.clock import SystemClock
 from driver_manager.config import Settings
 from driver_manager.controller.run import Replica
 from driver_manager.controller.serving import serving
-from driver_manager.controller.settings import ControllerSettings
+from driver_manager.controller.settings import ControllerSettings, MaintenanceSettings
 from driver_manager.core.situation import RolloutSettings
 from driver_manager.core.upgrade_policy import BadPolicy, UpgradePolicy, read_policy
 from driver_manager.errors import ConfigError, DriverManagerError, Exit
@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 OWN_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 """Where a pod finds the namespace of its account."""
 ROLLOUT: Final = "rollout."
+MAINTENANCE: Final = "maintenance."
 
 
 def controller_settings(words: FleetWords, clock: Clock, own_namespace: Path = OWN_NAMESPACE) -> ControllerSettings:
@@ -36,6 +37,7 @@ def controller_settings(words: FleetWords, clock: Clock, own_namespace: Path = O
     """
     given = dict(words.own)
     rollout = {name.removeprefix(ROLLOUT): given.pop(name) for name in list(given) if name.startswith(ROLLOUT)}
+    maintenance = {name.removeprefix(MAINTENANCE): given.pop(name) for name in list(given) if name.startswith(MAINTENANCE)}
     policy_file = given.pop("policy_file", "")
     given.setdefault("identity", f"{socket.gethostname() or 'controller'}-{clock.run_id()}")
     if "lease_namespace" not in given and (found := _namespace(own_namespace)):
@@ -44,6 +46,7 @@ def controller_settings(words: FleetWords, clock: Clock, own_namespace: Path = O
     settings = ControllerSettings(
         operator_namespace=agent.operator_namespace,
         policy=read_policy_file(policy_file) if policy_file else None,
+        maintenance=MaintenanceSettings(**maintenance),
         rollout=RolloutSettings(**rollout),
         agent=agent,
         **given,
@@ -104,7 +107,11 @@ async def _serve(settings: ControllerSettings, clock: Clock, stop: asyncio.Event
     from driver_manager.kube.fleet import connect_fleet
     from driver_manager.kube.fleetcalls import Selection
 
-    selection = Selection(namespace=settings.operator_namespace, nodes=settings.node_selector)
+    selection = Selection(
+        namespace=settings.operator_namespace,
+        nodes=settings.node_selector,
+        maintenances=settings.maintenance.namespace if settings.maintenance.is_on else "",
+    )
     fleet = await connect_fleet(settings.agent.kubeconfig or None, clock, selection, request_timeout=settings.request_timeout)
     try:
         replica = Replica(fleet, clock, settings)

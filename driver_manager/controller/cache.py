@@ -8,12 +8,15 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 
 from driver_manager.core.fleet import (
+    BudgetView,
     Changed,
     FleetEvent,
     FleetPod,
     FleetSet,
+    Item,
     Kind,
     Listed,
+    MaintenanceView,
     NotServed,
     PolicySource,
     Revision,
@@ -67,6 +70,12 @@ class Cache:
         self._newest: dict[str, Revision] = {}
         """DaemonSet uid -> its newest revision."""
         self._drivers, self._validators = _Pods(), _Pods()
+        self._budgets: dict[str, dict[str, BudgetView]] = {}
+        """Namespace -> uid -> budget."""
+        self.maintenances: dict[str, MaintenanceView] = {}
+        """By name."""
+        self.is_maintenance_served = False
+        """Whether the API has NodeMaintenances, and the settings name a namespace of theirs."""
         self._on_policies = on_policies
         self.synced: set[Kind] = set()
         """Kinds that have been listed, or are not served."""
@@ -116,6 +125,11 @@ class Cache:
         """Whether a validator's DaemonSet matches the node."""
         return any(is_validator(each.pod_labels) and not each.is_deleting and each.fits(node.labels) for each in self.sets.values())
 
+    def budgets(self, namespaces: Iterable[str]) -> tuple[BudgetView, ...]:
+        """The budgets of some namespaces, by name."""
+        found = [each for namespace in {*namespaces} for each in self._budgets.get(namespace, {}).values()]
+        return tuple(sorted(found, key=lambda each: each.ref))
+
     # Events -------------------------------------------------------------------------------------------------------
 
     def apply(self, event: FleetEvent) -> set[str]:
@@ -123,12 +137,19 @@ class Cache:
         match event:
             case Listed(kind, items):
                 self.synced.add(kind)
-                return self._listed(kind, items)
+                return self._serves(kind, True) | self._listed(kind, items)
             case Changed(kind, change, item):
                 return self._gone(kind, item) if change is ChangeKind.GONE else self._put(kind, item)
             case NotServed(kind):
                 self.synced.add(kind)
-                return self._listed(kind, ())
+                return self._serves(kind, False) | self._listed(kind, ())
+
+    def _serves(self, kind: Kind, is_served: bool) -> set[str]:
+        """Where a maintenance operator comes or goes, that concerns every node."""
+        if kind is not Kind.MAINTENANCES or self.is_maintenance_served == is_served:
+            return set()
+        self.is_maintenance_served = is_served
+        return {*self.nodes}
 
     def put_node(self, node: NodeView) -> set[str]:
         """Takes in a node, from a watch or as the answer to a write."""
@@ -147,7 +168,29 @@ class Cache:
             return {name}
         return set()
 
-    def _put(self, kind: Kind, item: object) -> set[str]:
+    def put_maintenance(self, new: MaintenanceView) -> set[str]:
+        """Takes in a NodeMaintenance, from a watch or as the answer to a write."""
+        old = self.maintenances.get(new.name)
+        if old is not None and old.uid == new.uid and int(new.resource_version) <= int(old.resource_version):
+            return set()
+        self.maintenances[new.name] = new
+        return {new.node_name} | ({old.node_name} if old is not None else set())
+
+    def deleted_maintenance(self, read: MaintenanceView) -> None:
+        """Its deletion has been accepted: it is on its way out, or gone, before the watch tells."""
+        old = self.maintenances.get(read.name)
+        if old is not None and old.uid == read.uid:
+            self.maintenances[read.name] = replace(old, is_deleting=True)
+
+    def drop_maintenance(self, name: str, uid: str) -> set[str]:
+        """A NodeMaintenance is gone."""
+        old = self.maintenances.get(name)
+        if old is None or old.uid != uid:
+            return set()
+        del self.maintenances[name]
+        return {old.node_name}
+
+    def _put(self, kind: Kind, item: Item) -> set[str]:
         match item:
             case NodeView():
                 return self.put_node(item)
@@ -162,9 +205,13 @@ class Cache:
                 self.policies[item.uid] = item
                 self._on_policies()
                 return set()
-        raise AssertionError(item)
+            case BudgetView():
+                self._budgets.setdefault(item.namespace, {})[item.uid] = item
+                return set()
+            case MaintenanceView():
+                return self.put_maintenance(item)
 
-    def _gone(self, kind: Kind, item: object) -> set[str]:
+    def _gone(self, kind: Kind, item: Item) -> set[str]:
         match item:
             case NodeView():
                 return self.drop_node(item.name, item.uid)
@@ -179,11 +226,15 @@ class Cache:
                 self.policies.pop(item.uid, None)
                 self._on_policies()
                 return set()
-        raise AssertionError(item)
+            case BudgetView():
+                self._budgets.get(item.namespace, {}).pop(item.uid, None)
+                return set()
+            case MaintenanceView():
+                return self.drop_maintenance(item.name, item.uid)
 
-    def _listed(self, kind: Kind, items: Collection[object]) -> set[str]:
+    def _listed(self, kind: Kind, items: Collection[Item]) -> set[str]:
         """Everything of a kind: what is not in it is gone."""
-        there = {item.uid for item in items if isinstance(item, NodeView | FleetPod | FleetSet | Revision | PolicySource)}
+        there = {item.uid for item in items}
         touched = set[str]()
         for old in self._all(kind):
             if old.uid not in there:
@@ -192,7 +243,7 @@ class Cache:
             touched |= self._put(kind, item)
         return touched
 
-    def _all(self, kind: Kind) -> list[NodeView | FleetPod | FleetSet | Revision | PolicySource]:
+    def _all(self, kind: Kind) -> Collection[Item]:
         match kind:
             case Kind.NODES:
                 return list(self.nodes.values())
@@ -207,6 +258,10 @@ class Cache:
             case Kind.CLUSTER_POLICIES | Kind.NVIDIA_DRIVERS:
                 word = "ClusterPolicy" if kind is Kind.CLUSTER_POLICIES else "NVIDIADriver"
                 return [each for each in self.policies.values() if each.kind == word]
+            case Kind.BUDGETS:
+                return [each for some in self._budgets.values() for each in some.values()]
+            case Kind.MAINTENANCES:
+                return list(self.maintenances.values())
 
     # DaemonSets ---------------------------------------------------------------------------------------------------
 

@@ -15,12 +15,14 @@ import msgspec
 
 from driver_manager.controller.cache import Cache
 from driver_manager.controller.election import Election, read_grants, written_grants
+from driver_manager.controller.maintenance import Maintenance
 from driver_manager.controller.reminders import Reminders
 from driver_manager.controller.settings import ControllerSettings
 from driver_manager.controller.sight import progress_of, situation_of
 from driver_manager.controller.telling import Telling
 from driver_manager.controller.work import FREED_AT_ONCE, Handlers, Job, Worker, what_to_free
 from driver_manager.core.budget import Tally, count
+from driver_manager.core.disruption import never_evicted
 from driver_manager.core.fleet import Changed, FleetPod, Kind
 from driver_manager.core.policy_groups import Groups, policy_groups
 from driver_manager.core.rollout import decide, may_only_restart
@@ -83,6 +85,7 @@ class Controller:
         self._inherited: set[str] = set()
         """Nodes that a predecessor was granted and that do not show it: a late write of it may still come."""
         self._refused: dict[str, Refusal] = {}
+        self._maintenance = Maintenance(fleet, self.cache, settings.maintenance)
         self._workers: dict[str, tuple[Worker, asyncio.Task[None]]] = {}
         self._freeing = asyncio.Semaphore(FREED_AT_ONCE)
         self._deleted: dict[str, tuple[str, float]] = {}
@@ -255,11 +258,16 @@ class Controller:
             names.pop(name, None)
         self._reminders.drop(name)
         self._let_go(name)
+        if self._maintenance.is_served and self._maintenance.of(name) != "missing" and name not in self._writing:
+            self._writing.add(name)
+            self._request(self._maintain(name, None, Work.RELEASE_MAINTENANCE))
 
     def situation(self, node: NodeView) -> Situation:
         """All that a decision about a node needs."""
         turn = self._turn(node.name)
         seen = situation_of(node, self.cache, self.groups, self._settings.rollout, self._clock.epoch(), turn)
+        if self._maintenance.is_served:
+            seen = replace(seen, has_maintenance=True, maintenance=self._maintenance.of(node.name))
         told = self._told(node.name, seen.progress)
         return replace(seen, freeing=told.freeing, jobs=told.jobs) if told else seen
 
@@ -269,6 +277,9 @@ class Controller:
         return worker[0].told if worker is not None and is_current else None
 
     def _turn(self, name: str) -> Turn:
+        if self._settings.maintenance.is_on and not self._maintenance.is_served:
+            sentence = "the API has no NodeMaintenances: install the maintenance operator, or set MAINTENANCE_OPERATOR_ENABLED=false"
+            return Turn(because=Because.MAINTENANCE_OFF, sentence=sentence)
         if name in self._granted:
             return Turn(is_granted=True)
         refusal = self._refused.get(name)
@@ -292,13 +303,17 @@ class Controller:
     def _rest(self, situation: Situation, stay: Stay) -> None:
         """The node waits: remember why, wake up in time, and have done what has to be done meanwhile."""
         name = situation.node.name
-        if self.stays.get(name) != stay:
+        if (before := self.stays.get(name)) != stay:
             self.stays[name] = stay
-            self._telling.stays(situation.node, stay)
+            self._telling.stays(situation.node, stay, before)
         self._remind(name, stay.again_at)
         match stay.work:
-            case Work.NOTHING | Work.ASK_MAINTENANCE | Work.RELEASE_MAINTENANCE:  # no maintenance operator is spoken to yet
+            case Work.NOTHING:
                 self._stop_worker(name)
+            case Work.ASK_MAINTENANCE | Work.RELEASE_MAINTENANCE:
+                self._stop_worker(name)
+                self._writing.add(name)
+                self._request(self._maintain(name, situation, stay.work))
             case Work.RESTART_DRIVER:
                 assert stay.pod is not None
                 self._stop_worker(name)
@@ -316,7 +331,8 @@ class Controller:
         if running is not None and running[0].job.key == job.key:
             return
         self._stop_worker(name)
-        worker = Worker(self._fleet, self._clock, self._settings.agent, self._handlers, job, lambda: self._mark((name,)))
+        budgets, tell = self.cache.budgets, lambda: self._mark((name,))
+        worker = Worker(self._fleet, self._clock, self._settings.agent, self._handlers, budgets, job, tell)
         self._workers[name] = (worker, self._spawn(self._run(worker)))
 
     async def _run(self, worker: Worker) -> None:
@@ -347,6 +363,26 @@ class Controller:
             logger.warning("a driver pod could not be deleted, trying again", extra={"node": name, "pod": pod.ref, "error": error.message})
             self._deleted.pop(name, None)
             self._remind(name, self._clock.epoch() + AFTER_ERROR)
+
+    async def _maintain(self, name: str, situation: Situation | None, work: Work) -> None:
+        """Asks a maintenance operator for a node, or gives it back; whatever comes of it, the node is decided about again."""
+        try:
+            if not self._election.still_leading():
+                await self._clock.sleep(AFTER_ERROR)
+                return
+            if work is Work.ASK_MAINTENANCE and situation is not None:
+                await self._maintenance.ask(name, situation.in_force)
+            else:
+                await self._maintenance.give_back(name)
+        except ClusterError as error:
+            logger.warning("its NodeMaintenance, trying again", extra={"node": name, "work": work, "error": error.message})
+            if situation is not None:
+                self._telling.maintenance_failed(situation.node, error)
+            await self._clock.sleep(AFTER_ERROR)
+            await self._maintenance.look_again(name)
+        finally:
+            self._writing.discard(name)
+            self._mark((name,))
 
     # Writing --------------------------------------------------------------------------------------------------------
 
@@ -512,16 +548,16 @@ class Controller:
         if node is None:
             return "it is gone"
         situation = self.situation(node)
-        if situation.policy is None or may_only_restart(situation):
+        if situation.policy is None or (may_only_restart(situation) and not situation.has_maintenance):
             return None
         try:
             pods = await self._fleet.pods_on(name)
             todo = await what_to_free(self._fleet, self._handlers, self._settings.agent, node, pods.items, situation.policy, Work.FREE)
+            never = never_evicted(todo.evict, self.cache.budgets(pod.namespace for pod in todo.evict))
         except ClusterError as error:
             return f"its pods cannot be looked at: {error.message}"
-        if todo.refusals and situation.policy.drain.enable:
-            return None  # the drain has other rules, and comes after
-        return "; ".join(todo.refusals) or None
+        refusals = () if situation.policy.drain.enable else todo.refusals  # the drain has other rules, and comes after
+        return "; ".join((*refusals, *never)) or None
 
     def _refuse(self, name: str, sentence: str) -> None:
         """Nothing is done to the node; it is looked at again later."""

@@ -30,6 +30,8 @@ from driver_manager.ports import Fleet
 
 MAX_LOOKS: Final = 10
 """Nodes whose pods are listed, to name those that hold it up."""
+SEEN: Final = tuple(kind for kind in Kind if kind not in (Kind.BUDGETS, Kind.MAINTENANCES))
+"""What anybody can be expected to have the right to list, and what there is without settings."""
 NO_SLOT: Final = "waits for its turn"
 
 
@@ -104,7 +106,7 @@ async def read_all(fleet: Fleet) -> Cache:
         Forbidden: something may not be listed.
     """
     cache = Cache()
-    for kind in Kind:
+    for kind in SEEN:
         events = fleet.follow(kind)
         cache.apply(await _first(events) if isinstance(events, AsyncGenerator) else await anext(aiter(events)))
     return cache
@@ -159,6 +161,8 @@ async def overview(fleet: Fleet, cache: Cache, leader: Leader, now: float, setti
         if looks < MAX_LOOKS and _is_worth_a_look(seen):
             looks += 1
             seen = await _with_pods(fleet, settings, seen)
+        if seen.state is State.MAINTENANCE:  # that it goes on is the operator's to say
+            seen = replace(seen, has_maintenance=True, maintenance="pending")
         tally.put(node.name, count(node, seen.state, seen.progress, seen.group, wanted=seen.wanted, is_granted=node.name in leader.grants))
         rows.append(_row(seen, leader))
     return Overview(leader, tuple(_group_rows(groups, tally, leader)), tuple(rows), groups.problems, now)

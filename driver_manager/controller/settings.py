@@ -8,6 +8,24 @@ from driver_manager.core.upgrade_policy import UpgradePolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MaintenanceSettings:
+    """NVIDIA's requestor mode: a maintenance operator cordons and frees the nodes, asked by NodeMaintenance objects."""
+
+    is_on: bool = False
+    """MAINTENANCE_OPERATOR_ENABLED. Before it is turned off the roll-outs should have ended: what is left then is deleted by hand."""
+    namespace: str = "default"
+    """MAINTENANCE_OPERATOR_REQUESTOR_NAMESPACE: where the objects are."""
+    requestor: str = "nvidia.operator.com"
+    """MAINTENANCE_OPERATOR_REQUESTOR_ID: who we are in them. Two programs must not have the same."""
+    prefix: str = "nvidia-operator"
+    """MAINTENANCE_OPERATOR_NODE_MAINTENANCE_PREFIX: programs that share their objects have the same."""
+
+    def name(self, node_name: str) -> str:
+        """Of the object of a node."""
+        return f"{self.prefix}-{node_name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerSettings:
     """Everything that can be set. Times in seconds."""
 
@@ -37,6 +55,7 @@ class ControllerSettings:
     """Node label: no two nodes with the same value are in work at once."""
     order_key: str = ""
     """Node label or annotation with a number: smaller ones come first."""
+    maintenance: MaintenanceSettings = field(default_factory=MaintenanceSettings)
     rollout: RolloutSettings = field(default_factory=RolloutSettings)
     agent: Settings = field(default_factory=Settings)
     """How users of the driver are told: the agent's settings."""

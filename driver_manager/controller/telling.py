@@ -24,6 +24,8 @@ WAITING_EVENTS: Final = 10_000
 """Events that may wait to be sent; more are dropped, oldest first."""
 WORTH_AN_EVENT: Final = frozenset({Because.BLOCKED_BY_POD, Because.BAD_RECORD, Because.UNKNOWN_STATE, Because.DEVICES_MISSING})
 """Reasons for staying that a person should hear of; every change of state has an Event anyway."""
+ONE_EVENT: Final = frozenset({Because.BLOCKED_BY_BUDGET, Because.MAINTENANCE_OFF})
+"""Such reasons whose sentence changes while they last: it is told once."""
 MAX_PODS: Final = 10
 BUCKETS: Final = (1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0, 21600.0)
 """Upper bounds, in seconds."""
@@ -62,6 +64,8 @@ class Telling:
         self.passes = 0
         self.state_seconds: dict[State, Durations] = {}
         """State -> how long nodes stayed in it."""
+        self._failures: dict[str, str] = {}
+        """Node -> what was last told of its NodeMaintenance."""
 
     async def run(self) -> None:
         """Sends Events without end. One that is lost is lost."""
@@ -98,6 +102,7 @@ class Telling:
             )
         if not decision.moves:
             return
+        self._failures.pop(node.name, None)
         if situation.progress is not None and situation.state is not None and situation.progress.since:
             self.state_seconds.setdefault(situation.state, Durations()).add(situation.now - situation.progress.since)
         self.evictions += len(evicted)
@@ -110,11 +115,12 @@ class Telling:
         sentence = f"from {first.before or 'none'} to {last.after or 'none'}: {last.sentence}{pods}"
         self._event(node, last.because, sentence, is_warning=last.after is State.FAILED or last.because is Because.NOT_FREED)
 
-    def stays(self, node: NodeView, stay: Stay) -> None:
+    def stays(self, node: NodeView, stay: Stay, before: Stay | None) -> None:
         """A node waits for something else than before."""
         self.stayed[stay.because] += 1
         logger.debug("node stays", extra={"node": node.name, "reason": stay.because, "why": stay.sentence})
-        if stay.because in WORTH_AN_EVENT:
+        is_new = before is None or before.because is not stay.because
+        if stay.because in WORTH_AN_EVENT or (is_new and stay.because in ONE_EVENT):
             self._event(node, stay.because, stay.sentence, is_warning=True)
 
     def _event(self, node: NodeView, because: Because, sentence: str, *, is_warning: bool) -> None:
@@ -123,6 +129,13 @@ class Telling:
             self._events.get_nowait()
         note = EventNote(node_name=node.name, node_uid=node.uid, is_warning=is_warning, reason=because.value, sentence=sentence[:1000])
         self._events.put_nowait(note)
+
+    def maintenance_failed(self, node: NodeView, error: ClusterError) -> None:
+        """A maintenance operator could not be asked for a node, or not be told that it is needed no more: one Event for each error."""
+        if self._failures.get(node.name) != error.message:
+            self._failures[node.name] = error.message
+            sentence = f"its NodeMaintenance: {error.message}{f' ({error.hint})' if error.hint else ''}; it is tried again"
+            self._event(node, Because.MAINTENANCE, sentence, is_warning=True)
 
     def restarted(self, node: NodeView | None, pod: FleetPod) -> None:
         """A driver pod was deleted."""

@@ -2,17 +2,19 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from driver_manager.config import Settings
+from driver_manager.core.disruption import Order, in_order, never_evicted
+from driver_manager.core.fleet import BudgetView
 from driver_manager.core.freeing import ToFree, Users, pods_to_drain, pods_to_free
 from driver_manager.core.situation import Freeing, Work
 from driver_manager.core.snapshot import NodeView, PodView
 from driver_manager.core.upgrade_policy import UpgradePolicy
 from driver_manager.errors import ClusterError, DeadlineExceeded, Forbidden, Refused
-from driver_manager.evictions import Evictor, PodTracker, wait_until_gone
+from driver_manager.evictions import BLOCKED, Evictor, PodTracker, wait_until_gone
 from driver_manager.ports import Clock, Cluster
 
 logger = logging.getLogger(__name__)
@@ -25,6 +27,11 @@ HANDLERS_SECONDS: Final = 300.0
 REPORT_SECONDS: Final = 1.0
 RETRY_SECONDS: Final = 5.0
 """After an API server that did not answer."""
+LET_TELL: Final = 0.5
+"""By so much the wait for the end is longer than that for the evictions, which knows what holds them."""
+
+FindBudgets = Callable[[Iterable[str]], tuple[BudgetView, ...]]
+"""The budgets of some namespaces, as they are now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +66,18 @@ class Worker:
     """Does one job; tells after each change."""
 
     def __init__(
-        self, cluster: Cluster, clock: Clock, settings: Settings, handlers: "Handlers", job: Job, on_change: Callable[[], None]
+        self,
+        cluster: Cluster,
+        clock: Clock,
+        settings: Settings,
+        handlers: "Handlers",
+        budgets: FindBudgets,
+        job: Job,
+        on_change: Callable[[], None],
     ) -> None:
         self._cluster, self._clock, self._settings, self._handlers = cluster, clock, settings, handlers
         self.job = job
+        self._budgets = budgets
         self._on_change = on_change
         self.told = Told()
 
@@ -109,8 +124,8 @@ class Worker:
         async with PodTracker(self._cluster, name, await self._cluster.pods_on(name)) as tracker:
             for _ in range(MAX_ROUNDS):
                 todo = await self._look(tracker)
-                if todo.refusals:
-                    raise Refused("; ".join(todo.refusals))
+                if refusals := (*todo.refusals, *never_evicted(todo.evict, self._budgets_of(todo.evict))):
+                    raise Refused("; ".join(refusals))
                 if not todo.gone:
                     self._tell(Freeing(is_done=True))
                     return
@@ -125,24 +140,38 @@ class Worker:
         job = self.job
         return await what_to_free(self._cluster, self._handlers, self._settings, job.node, pods, job.policy, job.work)
 
+    def _budgets_of(self, pods: Sequence[PodView]) -> tuple[BudgetView, ...]:
+        return self._budgets(pod.namespace for pod in pods)
+
     async def _take_off(self, tracker: PodTracker, todo: ToFree) -> None:
         """Evicts and waits, telling meanwhile what is waited for."""
         evictor = Evictor(self._cluster, self._clock, tracker, _Log(self.job.node.name), self._time_left())
+        order = in_order(todo.evict, self._budgets_of(todo.evict))
+        if order.to_try:
+            await evictor.try_all(order.to_try)
         reporter = asyncio.create_task(self._report(evictor, tracker, todo.gone))
+        limit = self._time_left()
+        limit += LET_TELL if limit else 0.0
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(evictor.evict_all(todo.evict))
-                group.create_task(wait_until_gone(tracker, self._clock, todo.gone, self._time_left(), lambda _: None))
+                group.create_task(self._evict(evictor, order))
+                group.create_task(wait_until_gone(tracker, self._clock, todo.gone, limit, lambda _: None))
         except BaseExceptionGroup as errors:
             raise next(error for error in errors.exceptions if not isinstance(error, asyncio.CancelledError)) from None
         finally:
             self.told.evicted += [pod.ref for pod in todo.evict if pod.uid in evictor.accepted]
             reporter.cancel()
 
+    async def _evict(self, evictor: Evictor, order: Order) -> None:
+        """Part after part (R5): while a budget does not let a pod go, those that would go in vain keep their place."""
+        for part in (order.scarce, order.covered, order.free):
+            await evictor.evict_all(part)
+
     async def _report(self, evictor: Evictor, tracker: PodTracker, pods: Sequence[PodView]) -> None:
         while True:
             waiting = evictor.waiting(tracker.among(pods))
-            self._tell(Freeing(blockers=tuple(f"{each.kind} {each.name} ({each.why})" for each in waiting.blockers)))
+            blockers = tuple(f"{each.kind} {each.name} ({each.why})" for each in waiting.blockers)
+            self._tell(Freeing(blockers=blockers, is_blocked=waiting.reason == BLOCKED))
             await self._clock.sleep(REPORT_SECONDS)
 
 

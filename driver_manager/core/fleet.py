@@ -1,4 +1,4 @@
-"""The fleet as the controller sees it, as frozen values: nodes, driver DaemonSets and their revisions, driver and validator pods, policies.
+"""The fleet as the controller sees it, as frozen values: nodes, driver DaemonSets, driver and validator pods, policies, and what stands by.
 
 Only what a decision needs. Adapters build these from the API's objects; `controller/cache.py` holds the newest of each.
 """
@@ -27,6 +27,10 @@ class Kind(StrEnum):
     """Pods of the operator's namespace that the validator selector selects."""
     CLUSTER_POLICIES = "clusterpolicies"
     NVIDIA_DRIVERS = "nvidiadrivers"
+    BUDGETS = "poddisruptionbudgets"
+    """Of all namespaces."""
+    MAINTENANCES = "nodemaintenances"
+    """Of the namespace that the settings name; not served where they name none."""
 
 
 def is_driver(labels: Mapping[str, str]) -> bool:
@@ -156,7 +160,61 @@ class PolicySource:
     """Type -> (status, reason)."""
 
 
-Item = NodeView | FleetPod | FleetSet | Revision | PolicySource
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetView:
+    """A PodDisruptionBudget."""
+
+    namespace: str
+    name: str
+    uid: str
+    selector: tuple[LabelExpression, ...] | None = None
+    """All of it has to match, so an empty one matches every pod of the namespace; None matches no pod."""
+    allowed: int = 0
+    """How many of its pods may be evicted now."""
+    is_observed: bool = True
+    """Whether `allowed` was counted for its newest spec."""
+
+    @property
+    def ref(self) -> str:
+        """`namespace/name`."""
+        return f"{self.namespace}/{self.name}"
+
+    def covers(self, namespace: str, labels: Mapping[str, str]) -> bool:
+        """Whether it speaks of a pod with these labels."""
+        return namespace == self.namespace and self.selector is not None and all(each.matches(labels) for each in self.selector)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaintenanceView:
+    """A NodeMaintenance: what a maintenance operator is asked to do to a node, and by whom.
+
+    https://github.com/Mellanox/maintenance-operator
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    resource_version: str
+    node_name: str
+    requestor: str
+    """Who made it, and deletes it."""
+    others: tuple[str, ...] = ()
+    """Who use it too (`additionalRequestors`): as long as there are any, it outlives its deletion."""
+    is_ready: bool = False
+    """Whether the node is free: its condition `Ready` has the reason `Ready`."""
+    is_deleting: bool = False
+
+    @property
+    def ref(self) -> str:
+        """`namespace/name`."""
+        return f"{self.namespace}/{self.name}"
+
+    def is_used_by(self, requestor: str) -> bool:
+        """Whether it is there for one requestor: what its maker has deleted is not the maker's any more."""
+        return requestor in self.others or (requestor == self.requestor and not self.is_deleting)
+
+
+Item = NodeView | FleetPod | FleetSet | Revision | PolicySource | BudgetView | MaintenanceView
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +263,20 @@ class LeaseView:
     """MicroTime: `2026-01-31T09:00:00.000000Z`."""
     transitions: int = 0
     annotations: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaintenanceOrder:
+    """A NodeMaintenance that is to be made."""
+
+    namespace: str
+    name: str
+    node_name: str
+    requestor: str
+    drain: Mapping[str, Any]
+    """Its `drainSpec`."""
+    wait: Mapping[str, Any] | None = None
+    """Its `waitForPodCompletion`; None: nobody is waited for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

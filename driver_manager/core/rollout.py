@@ -138,13 +138,16 @@ def _idle(situation: Situation) -> Step:
     state, driver = situation.state, situation.driver
     is_stale = situation.progress != remembered(situation.progress)
     if situation.policy is None:
-        if situation.bad_policy or (state is State.UNKNOWN and not is_stale):
+        if situation.bad_policy or (state is State.UNKNOWN and not is_stale and not situation.holds_maintenance):
             return _no_policy(situation)
         return take_back(situation)
     if state is State.DONE and is_stale:
         return done(situation, Because.ORDERED, "somebody ended its upgrade: what was ours is taken back")
-    if state is State.UNKNOWN and situation.has_own_cordon and not (situation.has_good_driver and _not_valid(situation) is None):
+    is_held = situation.has_own_cordon or situation.holds_maintenance
+    if state is State.UNKNOWN and is_held and not (situation.has_good_driver and _not_valid(situation) is None):
         return require(situation, Because.ORDERED, "its label was taken off in mid-flow: it is begun again")
+    if (stay := give_back_maintenance(situation)) is not None:  # a predecessor ended before it could
+        return stay
     if situation.is_requested and situation.has_good_driver and not situation.waits_for_safe_load:
         asked_off = NodeChange(annotations={UPGRADE_REQUESTED: None})
         return done(situation, Because.UP_TO_DATE, "an upgrade was asked for, and the driver is the wanted one", asked_off)
@@ -187,6 +190,9 @@ def _required(situation: Situation) -> Step:
         sentence = "the driver DaemonSet has a new template: its tries count anew"
         is_ordered = progress.is_ordered or _is_moved(situation)
         return go(situation, State.REQUIRED, Because.NEW_TARGET, sentence, **{**anew(situation), "is_ordered": is_ordered})
+    has_driver = situation.driver is not None and situation.driver.is_ready  # without one it stays closed until it has its turn
+    if has_driver and not turn.is_granted and (stay := give_back_maintenance(situation)) is not None:
+        return stay
     if (stay := _not_yet(situation)) is not None:
         return stay
     if not turn.is_granted:
@@ -224,7 +230,7 @@ def _not_yet(situation: Situation) -> Stay | None:
         return Stay(because=Because.NO_REVISION, sentence=_UNKNOWN_TEMPLATE)
     if not node.is_ready:
         return Stay(because=Because.NODE_NOT_READY, sentence="the node is not Ready: it is begun when it is")
-    if situation.settings.skip_cordoned and node.unschedulable and not situation.has_own_cordon:
+    if situation.settings.skip_cordoned and situation.has_foreign_cordon:
         return Stay(because=Because.PRE_CORDONED, sentence="somebody else has cordoned the node, and such nodes are skipped")
     if progress and progress.not_before > situation.now:
         return Stay(because=Because.BACKING_OFF, sentence=_failed_words(progress), again_at=progress.not_before)
@@ -240,7 +246,7 @@ def _start(situation: Situation) -> Go:
     """The node's turn has come: cordon, record and state in one write."""
     progress, node, policy = situation.progress, situation.node, situation.policy
     assert policy is not None
-    was_closed = node.unschedulable and not situation.has_own_cordon
+    was_closed = situation.has_foreign_cordon
     tries = progress.attempt if progress and not _is_moved(situation) else 0
     changes: dict[str, Any] = {
         "target": situation.wanted,
@@ -253,6 +259,8 @@ def _start(situation: Situation) -> Go:
         "is_ordered": _is_moved(situation) or bool(progress and progress.is_ordered),
     }
     annotations = {UPGRADE_REQUESTED: None, ACCEPT: None, INITIAL_UNSCHEDULABLE: "true" if was_closed else None}
+    if not situation.holds_maintenance:
+        annotations[REQUESTOR_MODE] = None
     change = NodeChange(annotations=annotations, unschedulable=True)
     ruled = msgspec.structs.replace(progress or Progress(node=node.uid), rules=changes["rules"])
     started = replace(situation, progress=ruled)
@@ -312,7 +320,7 @@ def _pod_deletion(situation: Situation) -> Step:
     if situation.freeing is not None and situation.freeing.is_done:
         return go(situation, State.POD_RESTART, Because.FREED, "nobody uses the driver any more")
     if not failure and not is_late(situation):
-        return wait(situation, Because.FREEING, _freeing_words(situation), Work.FREE)
+        return wait(situation, _freeing_because(situation), _freeing_words(situation), Work.FREE)
     why = failure or _late_words(situation)
     if situation.in_force.drain.enable:
         return go(situation, State.DRAIN, Because.NOT_FREED, why)
@@ -327,7 +335,11 @@ def _drain(situation: Situation) -> Step:
     if failure or is_late(situation):
         return try_again(situation, Because.NOT_FREED, failure or _late_words(situation))
     work = Work.DRAIN if situation.in_force.drain.enable else Work.FREE
-    return wait(situation, Because.FREEING, _freeing_words(situation), work)
+    return wait(situation, _freeing_because(situation), _freeing_words(situation), work)
+
+
+def _freeing_because(situation: Situation) -> Because:
+    return Because.BLOCKED_BY_BUDGET if situation.freeing is not None and situation.freeing.is_blocked else Because.FREEING
 
 
 def _freeing_words(situation: Situation) -> str:

@@ -133,6 +133,8 @@ class Because(StrEnum):
     """They run on, and the policy waits no longer."""
     FREEING = "Freeing"
     """Pods that use the driver are taken off."""
+    BLOCKED_BY_BUDGET = "BlockedByBudget"
+    """A disruption budget, or whoever else answers evictions, does not let a pod go now. Until it does nobody else is taken off."""
     FREED = "Freed"
     """Nobody uses the driver any more."""
     NOT_FREED = "NotFreed"

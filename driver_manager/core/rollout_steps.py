@@ -135,7 +135,7 @@ def take_back(situation: Situation) -> Step:
 
 def give_back_maintenance(situation: Situation) -> Stay | None:
     """The wait until the maintenance operator's object is gone or given back; None where there is nothing to give back."""
-    if not situation.has_maintenance or situation.maintenance not in ("pending", "ready"):
+    if not situation.holds_maintenance:
         return None
     sentence = "its NodeMaintenance is given back, without a limit; deleting it ends this"
     return Stay(because=Because.MAINTENANCE, sentence=sentence, work=Work.RELEASE_MAINTENANCE)
@@ -143,8 +143,7 @@ def give_back_maintenance(situation: Situation) -> Stay | None:
 
 def require(situation: Situation, because: Because, sentence: str) -> Go:
     """A node that has to wait for its turn. Whether it is cordoned now is noted where NVIDIA's controller looks for it."""
-    is_foreign = situation.node.unschedulable and not situation.has_own_cordon
-    change = NodeChange(annotations={INITIAL_UNSCHEDULABLE: "true" if is_foreign else None})
+    change = NodeChange(annotations={INITIAL_UNSCHEDULABLE: "true" if situation.has_foreign_cordon else None})
     return go(situation, State.REQUIRED, because, sentence, change, **anew(situation), is_cordoned=situation.has_own_cordon)
 
 

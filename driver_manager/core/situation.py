@@ -59,6 +59,8 @@ class Freeing:
     failure: str = ""
     """Why it ended without success; empty as long as it goes on."""
     blockers: tuple[str, ...] = ()
+    is_blocked: bool = False
+    """Whether a budget, or whoever else answers evictions, does not let a pod go now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +105,7 @@ class Situation:
     has_maintenance: bool = False
     """Whether a maintenance operator frees the nodes."""
     maintenance: str = ""
-    """`missing` (also where it is being deleted, or we are not in it), `pending` or `ready`."""
+    """`missing` (also where we are not in it, or are its maker and it is being deleted), `pending` or `ready`."""
     freeing: Freeing | None = None
     """None: not begun in this life of the controller."""
     jobs: tuple[str, ...] | None = None
@@ -143,6 +145,16 @@ class Situation:
     def has_good_driver(self) -> bool:
         """Whether the wanted driver runs and is ready, and no other is still there."""
         return self.driver is not None and len(self.drivers) == 1 and self.is_synced(self.driver) and self.driver.is_ready
+
+    @property
+    def has_foreign_cordon(self) -> bool:
+        """Whether it is cordoned, and that by others: neither by us nor by a maintenance operator for us."""
+        return self.node.unschedulable and not self.has_own_cordon and not self.holds_maintenance
+
+    @property
+    def holds_maintenance(self) -> bool:
+        """Whether a maintenance operator has been asked for the node, and not been told yet that it is needed no more."""
+        return self.has_maintenance and self.maintenance in ("pending", "ready")
 
     @property
     def is_requested(self) -> bool:

@@ -3,25 +3,37 @@
 Never imported by `kube` itself, so that the agent does not load it.
 """
 
-from collections.abc import AsyncGenerator
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final
 
-from driver_manager.core.fleet import Changed, EventNote, FleetEvent, Kind, LeaseView, Listed, NotServed, PolicySource
+from driver_manager.core.fleet import (
+    Changed,
+    EventNote,
+    FleetEvent,
+    Kind,
+    LeaseView,
+    Listed,
+    MaintenanceOrder,
+    MaintenanceView,
+    NotServed,
+    PolicySource,
+)
 from driver_manager.core.snapshot import Identity
 from driver_manager.errors import Conflict, NotFound
 from driver_manager.kube import fleetcalls, fleetviews, views
 from driver_manager.kube.client import RETRY_SECONDS, KubeCluster, open_connection
-from driver_manager.kube.fleetcalls import CUSTOM_KINDS, CustomKind, Selection
+from driver_manager.kube.fleetcalls import CUSTOM_KINDS, MAINTENANCE, CustomKind, Selection
 from driver_manager.kube.watch import Absent, Change, Listing, Watch, joined
-from driver_manager.kube.wire import Reader
+from driver_manager.kube.wire import Reader, View
 from driver_manager.ports import Clock
 
 if TYPE_CHECKING:
     from driver_manager.kube.connection import Connection
 
 CONNECTIONS: Final = 128
-"""Each watch occupies one: eight of the kinds followed, up to a hundred of nodes, and what is left is for requests."""
+"""Each watch occupies one: ten of the kinds followed, up to a hundred of nodes, and what is left is for requests."""
 
 
 async def connect_fleet(
@@ -61,6 +73,9 @@ class KubeFleet(KubeCluster):
 
     async def follow(self, kind: Kind) -> AsyncGenerator[FleetEvent, None]:
         """Follows all objects of a kind without end."""
+        if kind is Kind.MAINTENANCES and not self._selection.maintenances:
+            yield NotServed(kind)
+            await asyncio.get_running_loop().create_future()  # nothing changes that
         async with aclosing(self._events(kind)) as events:
             async for event in events:
                 match event:
@@ -89,13 +104,17 @@ class KubeFleet(KubeCluster):
                 return self._watch_custom(CUSTOM_KINDS["ClusterPolicy"], fleetviews.CLUSTER_POLICIES).events()
             case Kind.NVIDIA_DRIVERS:
                 return self._watch_custom(CUSTOM_KINDS["NVIDIADriver"], fleetviews.DRIVERS).events()
+            case Kind.BUDGETS:
+                return self._watch(fleetcalls.list_budgets(), fleetviews.BUDGETS).events()
+            case Kind.MAINTENANCES:
+                return self._watch_custom(MAINTENANCE, fleetviews.MAINTENANCES, self._selection.maintenances).events()
 
-    def _watch_custom(self, kind: CustomKind, reader: Reader[PolicySource]) -> Watch[PolicySource]:
-        return self._watch(fleetcalls.list_custom(kind), reader, is_served=lambda: self._is_served(kind))
+    def _watch_custom(self, kind: CustomKind, reader: Reader[View], namespace: str = "") -> Watch[View]:
+        return self._watch(fleetcalls.list_custom(kind, namespace), reader, is_served=lambda: self._is_served(kind))
 
     async def _is_served(self, kind: CustomKind) -> bool:
         """Whether the API server says that it has a custom resource."""
-        if f"{fleetcalls.NVIDIA_GROUP}/{kind.version}" not in await self._read(fleetcalls.get_api_groups(), fleetviews.group_versions):
+        if kind.group_version not in await self._read(fleetcalls.get_api_groups(), fleetviews.group_versions):
             return False
         return kind.plural in await self._read(fleetcalls.get_api_version(kind), fleetviews.resources)
 
@@ -134,3 +153,19 @@ class KubeFleet(KubeCluster):
         ours = {"type": condition, **wanted, "lastTransitionTime": since or self._clock.wall(), "observedGeneration": found.generation}
         items = [ours if each is before else each for each in found.items] if before else [*found.items, ours]
         await self._connection.answer(fleetcalls.patch_conditions(source, found, items))
+
+    async def maintenance(self, namespace: str, name: str) -> MaintenanceView:
+        """Reads a NodeMaintenance."""
+        return await self._read(fleetcalls.get_maintenance(namespace, name), fleetviews.MAINTENANCES.one)
+
+    async def make_maintenance(self, order: MaintenanceOrder) -> MaintenanceView:
+        """Makes a NodeMaintenance."""
+        return await self._write(fleetcalls.create_maintenance(order), fleetviews.MAINTENANCES.one)
+
+    async def set_requestors(self, maintenance: MaintenanceView, others: Sequence[str]) -> MaintenanceView:
+        """Replaces the additional requestors of a NodeMaintenance, guarded by its resource version."""
+        return await self._write(fleetcalls.patch_requestors(maintenance, others), fleetviews.MAINTENANCES.one)
+
+    async def delete_maintenance(self, maintenance: MaintenanceView) -> None:
+        """Deletes exactly this NodeMaintenance."""
+        await self._connection.answer(fleetcalls.delete_maintenance(maintenance))

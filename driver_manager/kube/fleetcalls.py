@@ -3,18 +3,19 @@
 The two tables of rules are held to the requests by tests: of everything that the adapter asks, and by an account that has no others.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 from urllib.parse import quote
 
 from driver_manager import names
-from driver_manager.core.fleet import EventNote, LeaseView, PolicySource
+from driver_manager.core.fleet import EventNote, LeaseView, MaintenanceOrder, MaintenanceView, PolicySource
 from driver_manager.core.snapshot import Rule
 from driver_manager.kube.calls import API_GROUPS, Call
 from driver_manager.kube.fleetviews import Conditions
 
 NVIDIA_GROUP: Final = "nvidia.com"
+MAINTENANCE_GROUP: Final = "maintenance.nvidia.com"
 MERGE: Final = "application/merge-patch+json"
 EVENT_NAMESPACE: Final = "default"
 """Where Events about objects without a namespace live."""
@@ -32,30 +33,39 @@ class Selection:
     """A label selector, as kubectl takes it."""
     validators: str = f"app={names.VALIDATOR_APP}"
     """A label selector of pods."""
+    maintenances: str = ""
+    """The namespace of NodeMaintenances; empty: they are not followed."""
 
 
 @dataclass(frozen=True, slots=True)
 class CustomKind:
-    """A custom resource, cluster-scoped."""
+    """A custom resource."""
 
     version: str
     plural: str
+    group: str = NVIDIA_GROUP
 
     @property
-    def path(self) -> str:
-        """Of all objects of the kind."""
-        return f"/apis/{NVIDIA_GROUP}/{self.version}/{self.plural}"
+    def group_version(self) -> str:
+        """As the API server names it."""
+        return f"{self.group}/{self.version}"
+
+    def path(self, namespace: str = "") -> str:
+        """Of all objects of the kind, or of those of a namespace."""
+        within = f"/namespaces/{quote(namespace, safe='')}" if namespace else ""
+        return f"/apis/{self.group_version}{within}/{self.plural}"
 
     @property
     def resource(self) -> str:
         """As roles spell it."""
-        return f"{self.plural}.{NVIDIA_GROUP}"
+        return f"{self.plural}.{self.group}"
 
 
 CUSTOM_KINDS: Final[Mapping[str, CustomKind]] = {
     "ClusterPolicy": CustomKind("v1", "clusterpolicies"),
     "NVIDIADriver": CustomKind("v1alpha1", "nvidiadrivers"),
 }
+MAINTENANCE: Final = CustomKind("v1alpha1", "nodemaintenances", MAINTENANCE_GROUP)
 
 
 def _rule(verbs: str, group: str, *resources: str) -> Rule:
@@ -71,6 +81,7 @@ CLUSTER_RULES: Final = (
     _rule("get", names.DRA_GROUP, "resourceclaims"),
     _rule("get list watch", NVIDIA_GROUP, *(kind.plural for kind in CUSTOM_KINDS.values())),
     _rule("patch", NVIDIA_GROUP, *(f"{kind.plural}/status" for kind in CUSTOM_KINDS.values())),
+    _rule("list watch", "policy", "poddisruptionbudgets"),
 )
 """For the whole cluster. Reviews of its own rights and discovery are everybody's (`system:basic-user`, `system:discovery`)."""
 
@@ -86,6 +97,9 @@ LEASE_RULES: Final = (_rule("get create update", "coordination.k8s.io", "leases"
 
 NAMESPACE_RULES: Final = (*OPERATOR_RULES, *LEASE_RULES)
 """Where both are one."""
+
+MAINTENANCE_RULES: Final = (_rule("get list watch create patch delete", MAINTENANCE_GROUP, MAINTENANCE.plural),)
+"""In the namespace of NodeMaintenances, where a maintenance operator frees the nodes."""
 
 
 def list_nodes(selection: Selection) -> Call:
@@ -141,9 +155,14 @@ def _selecting(labels: str) -> dict[str, str]:
     return {"labelSelector": labels} if labels else {}
 
 
-def list_custom(kind: CustomKind) -> Call:
+def list_custom(kind: CustomKind, namespace: str = "") -> Call:
     """Lists the objects of a custom resource."""
-    return Call(verb="list", resource=kind.resource, path=kind.path, may_be_unserved=True)
+    return Call(verb="list", resource=kind.resource, namespace=namespace, path=kind.path(namespace), may_be_unserved=True)
+
+
+def list_budgets() -> Call:
+    """Lists the PodDisruptionBudgets of all namespaces."""
+    return Call(verb="list", resource="poddisruptionbudgets.policy", path="/apis/policy/v1/poddisruptionbudgets")
 
 
 def get_api_groups() -> Call:
@@ -153,7 +172,7 @@ def get_api_groups() -> Call:
 
 def get_api_version(kind: CustomKind) -> Call:
     """Asks which kinds there are in a version of a group. Every account may."""
-    name = f"{NVIDIA_GROUP}/{kind.version}"
+    name = kind.group_version
     return Call(verb="get", resource=API_GROUPS, name=name, path=f"/apis/{name}")
 
 
@@ -240,7 +259,7 @@ def _cut(sentence: str) -> str:
 def get_custom(source: PolicySource) -> Call:
     """Reads a custom resource."""
     kind = CUSTOM_KINDS[source.kind]
-    path = f"{kind.path}/{quote(source.name, safe='')}"
+    path = f"{kind.path()}/{quote(source.name, safe='')}"
     return Call(verb="get", resource=kind.resource, name=source.name, path=path, may_be_unserved=True)
 
 
@@ -260,3 +279,46 @@ def patch_conditions(source: PolicySource, found: Conditions, wanted: list[dict[
         body={"metadata": {"resourceVersion": found.resource_version}, "status": status},
         content_type=MERGE,
     )
+
+
+def get_maintenance(namespace: str, name: str) -> Call:
+    """Reads a NodeMaintenance."""
+    path = f"{MAINTENANCE.path(namespace)}/{quote(name, safe='')}"
+    return Call(verb="get", resource=MAINTENANCE.resource, namespace=namespace, name=name, path=path)
+
+
+def create_maintenance(order: MaintenanceOrder) -> Call:
+    """Makes a NodeMaintenance."""
+    spec: dict[str, Any] = {"requestorID": order.requestor, "nodeName": order.node_name, "drainSpec": dict(order.drain)}
+    if order.wait is not None:
+        spec["waitForPodCompletion"] = dict(order.wait)
+    return Call(
+        verb="create",
+        resource=MAINTENANCE.resource,
+        namespace=order.namespace,
+        name=order.name,
+        path=MAINTENANCE.path(order.namespace),
+        body={
+            "apiVersion": MAINTENANCE.group_version,
+            "kind": "NodeMaintenance",
+            "metadata": {"name": order.name, "namespace": order.namespace},
+            "spec": spec,
+        },
+    )
+
+
+def patch_requestors(maintenance: MaintenanceView, others: Sequence[str]) -> Call:
+    """Replaces the additional requestors of the version that was read: the list is one value for a merge patch, hence the guard."""
+    meta = {"resourceVersion": maintenance.resource_version, "uid": maintenance.uid}
+    return replace(
+        get_maintenance(maintenance.namespace, maintenance.name),
+        verb="patch",
+        body={"metadata": meta, "spec": {"additionalRequestors": list(others) or None}},
+        content_type=MERGE,
+    )
+
+
+def delete_maintenance(maintenance: MaintenanceView) -> Call:
+    """Deletes exactly this NodeMaintenance."""
+    body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": maintenance.uid}}
+    return replace(get_maintenance(maintenance.namespace, maintenance.name), verb="delete", body=body)

@@ -11,14 +11,15 @@ from typing import Any, Final
 import msgspec
 
 from driver_manager import names
-from driver_manager.core.fleet import FleetPod, FleetSet, LeaseView, PolicySource, Revision
-from driver_manager.core.snapshot import Owner
+from driver_manager.core.fleet import BudgetView, FleetPod, FleetSet, LeaseView, MaintenanceView, PolicySource, Revision
+from driver_manager.core.snapshot import LabelExpression, Owner
 from driver_manager.kube.views import BULK
 from driver_manager.kube.wire import (
     Affinity,
     Meta,
     OwnerReference,
     Reader,
+    Requirement,
     Wire,
     WireObject,
     WireToleration,
@@ -168,6 +169,36 @@ class _LeaseSpec(Wire, frozen=True):
 
 class _Lease(WireObject, frozen=True):
     spec: _LeaseSpec = _LeaseSpec()
+
+
+class _Selector(Wire, frozen=True):
+    match_labels: dict[str, str] | None = None
+    match_expressions: list[Requirement] | None = None
+
+
+class _BudgetSpec(Wire, frozen=True):
+    selector: _Selector | None = None
+
+
+class _BudgetStatus(Wire, frozen=True):
+    disruptions_allowed: int = 0
+    observed_generation: int = 0
+
+
+class _Budget(WireObject, frozen=True):
+    spec: _BudgetSpec = _BudgetSpec()
+    status: _BudgetStatus = _BudgetStatus()
+
+
+class _MaintenanceSpec(Wire, frozen=True):
+    node_name: str = ""
+    requestor: str = msgspec.field(name="requestorID", default="")
+    additional_requestors: list[str] | None = None
+
+
+class _Maintenance(WireObject, frozen=True):
+    spec: _MaintenanceSpec = _MaintenanceSpec()
+    status: _CustomStatus = _CustomStatus()
 
 
 class Conditions(msgspec.Struct, frozen=True):
@@ -359,6 +390,40 @@ def _lease_view(lease: _Lease) -> LeaseView:
     )
 
 
+def _budget_view(each: _Budget) -> BudgetView:
+    meta, selector = each.metadata, each.spec.selector
+    return BudgetView(
+        namespace=sys.intern(meta.namespace),
+        name=meta.name,
+        uid=meta.uid,
+        selector=None if selector is None else _expressions(selector),
+        allowed=each.status.disruptions_allowed,
+        is_observed=each.status.observed_generation >= meta.generation,
+    )
+
+
+def _expressions(selector: _Selector) -> tuple[LabelExpression, ...]:
+    plain = (LabelExpression(key, "In", (value,)) for key, value in (selector.match_labels or {}).items())
+    more = (LabelExpression(one.key, one.operator, tuple(one.values or ())) for one in selector.match_expressions or ())
+    return (*plain, *more)
+
+
+def _maintenance_view(each: _Maintenance) -> MaintenanceView:
+    """As NVIDIA's controller the condition is read by its reason."""
+    meta, spec = each.metadata, each.spec
+    return MaintenanceView(
+        namespace=meta.namespace,
+        name=meta.name,
+        uid=meta.uid,
+        resource_version=meta.resource_version,
+        node_name=spec.node_name,
+        requestor=spec.requestor,
+        others=tuple(spec.additional_requestors or ()),
+        is_ready=any(one.type == "Ready" and one.reason == "Ready" for one in each.status.conditions or ()),
+        is_deleting=meta.deletion_timestamp is not None,
+    )
+
+
 def _conditions(each: _Conditioned) -> Conditions:
     meta, status = each.metadata, each.status
     return Conditions(meta.uid, meta.resource_version, meta.generation, status.state, status.conditions or [])
@@ -371,3 +436,5 @@ CLUSTER_POLICIES: Final = Reader(_ClusterPolicy, _cluster_policy_view)
 DRIVERS: Final = Reader(_Driver, _driver_view)
 LEASES: Final = Reader(_Lease, _lease_view)
 CONDITIONS: Final = Reader(_Conditioned, _conditions)
+BUDGETS: Final = Reader(_Budget, _budget_view)
+MAINTENANCES: Final = Reader(_Maintenance, _maintenance_view)

@@ -34,6 +34,7 @@ CONTROLLER_ROLE: Final = (
     rule("get", "resource.k8s.io", "resourceclaims"),
     rule("get list watch", "nvidia.com", "clusterpolicies nvidiadrivers"),
     rule("patch", "nvidia.com", "clusterpolicies/status nvidiadrivers/status"),
+    rule("list watch", "policy", "poddisruptionbudgets"),
 )
 """All that the controller needs in the whole cluster."""
 
@@ -44,6 +45,9 @@ CONTROLLER_NAMESPACE_ROLE: Final = (
     rule("get create update", "coordination.k8s.io", "leases"),
 )
 """All that it needs in the operator's namespace, and in that of its Lease."""
+
+MAINTENANCE_ROLE: Final = (rule("get list watch create patch delete", "maintenance.nvidia.com", "nodemaintenances"),)
+"""What it needs more in the namespace of NodeMaintenances."""
 
 
 def may(account: Account, verb: str, group: str, resource: str, namespace: str = "", name: str = "") -> bool:

@@ -218,9 +218,12 @@ class Controllers:
             budget.desired = _number(budget.min_available, scale)
         else:
             budget.desired = budget.min_available or 0
+        before = budget.fleet_view()
         budget.current = sum(pod.is_ready and pod.marked_at is None and pod.name not in let_go for pod in pods)
         budget.allowed = max(0, budget.current - budget.desired) if expected else 0
         budget.is_observed = True
+        if budget.fleet_view() != before:
+            self.store.tell(budget)
 
     def _scale(self, pods: list[Pod]) -> int:
         total, owners = 0, dict[str, bool]()

@@ -148,7 +148,7 @@ class WatchTrouble:
 
 UNTOUCHED: Final = frozenset({"pod_changes.next", "follow.next"})
 """Calls that random trouble leaves alone: events have trouble of their own."""
-GUARDED: Final = frozenset({"patch_node", "write_lease", "set_condition"})
+GUARDED: Final = frozenset({"set_requestors", "patch_node", "write_lease", "set_condition"})
 """Calls that can meet a conflict."""
 
 

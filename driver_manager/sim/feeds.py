@@ -15,7 +15,7 @@ from driver_manager import names
 from driver_manager.core.fleet import Changed, Item, Kind, PolicySource, is_driver
 from driver_manager.core.snapshot import ChangeKind
 from driver_manager.sim.faults import WatchTrouble
-from driver_manager.sim.objects import DaemonSet, Node, Pod, Template, matches
+from driver_manager.sim.objects import Budget, DaemonSet, Maintenance, Node, Pod, Template, matches
 from driver_manager.sim.store import Object, Store
 
 POLICY_KINDS: Final = {Kind.CLUSTER_POLICIES: "ClusterPolicy", Kind.NVIDIA_DRIVERS: "NVIDIADriver"}
@@ -30,6 +30,8 @@ class Scope:
     namespace: str = "gpu-operator"
     node_selector: Mapping[str, str] = field(default_factory=lambda: {"nvidia.com/gpu.present": "true"})
     validator_selector: Mapping[str, str] = field(default_factory=lambda: {"app": names.VALIDATOR_APP})
+    maintenances: str = ""
+    """The namespace of NodeMaintenances; empty: they are not followed."""
 
     def selects(self, kind: Kind, one: Object) -> bool:
         """Whether a list of that kind has this object."""
@@ -44,6 +46,10 @@ class Scope:
                 return kind is Kind.REVISIONS and one.namespace == self.namespace
             case PolicySource():
                 return POLICY_KINDS.get(kind) == one.kind
+            case Budget():
+                return kind is Kind.BUDGETS
+            case Maintenance():
+                return kind is Kind.MAINTENANCES and one.namespace == self.maintenances
 
     def _selects_pod(self, kind: Kind, labels: Mapping[str, str]) -> bool:
         if kind is Kind.VALIDATOR_PODS:
@@ -164,7 +170,9 @@ class Feeds:
             self.not_served.pop(kind, None)
             return
         self.not_served[kind] = True
-        for key in [key for key in self._store.policies if key[0] == POLICY_KINDS[kind]]:
+        if kind is Kind.MAINTENANCES:
+            self._store.maintenances.clear()
+        for key in [key for key in self._store.policies if key[0] == POLICY_KINDS.get(kind)]:
             del self._store.policies[key]
         self.expire(kind)
 
@@ -239,6 +247,10 @@ class Feeds:
                 return list(store.pods.values())
             case Kind.CLUSTER_POLICIES | Kind.NVIDIA_DRIVERS:
                 return list(store.policies.values())
+            case Kind.BUDGETS:
+                return list(store.budgets.values())
+            case Kind.MAINTENANCES:
+                return list(store.maintenances.values())
 
 
 def kinds_of(one: Object) -> tuple[Kind, ...]:
@@ -254,6 +266,10 @@ def kinds_of(one: Object) -> tuple[Kind, ...]:
             return (Kind.REVISIONS,)
         case PolicySource():
             return tuple(kind for kind, name in POLICY_KINDS.items() if name == one.kind)
+        case Budget():
+            return (Kind.BUDGETS,)
+        case Maintenance():
+            return (Kind.MAINTENANCES,)
 
 
 def view(one: Object) -> Item:
@@ -263,5 +279,5 @@ def view(one: Object) -> Item:
             return one.view()
         case PolicySource():
             return one
-        case Pod() | DaemonSet() | Template():
+        case Pod() | DaemonSet() | Template() | Budget() | Maintenance():
             return one.fleet_view()

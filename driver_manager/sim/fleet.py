@@ -1,13 +1,25 @@
 """The Fleet port on the simulated server, as one account sees it in one life."""
 
-from collections.abc import AsyncGenerator
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from driver_manager.core.fleet import EventNote, FleetEvent, Item, Kind, LeaseView, Listed, NotServed, PolicySource
+from driver_manager.core.fleet import (
+    EventNote,
+    FleetEvent,
+    Item,
+    Kind,
+    LeaseView,
+    Listed,
+    MaintenanceOrder,
+    MaintenanceView,
+    NotServed,
+    PolicySource,
+)
 from driver_manager.errors import ClusterError, Conflict, Forbidden, NotFound, Unreachable
-from driver_manager.sim import access
+from driver_manager.sim import access, maintenances
 from driver_manager.sim.cluster import SimCluster
 from driver_manager.sim.faults import Life
 from driver_manager.sim.feeds import Channel, Feeds, Scope
@@ -28,8 +40,10 @@ RESOURCES: Final = {
     Kind.VALIDATOR_PODS: ("", "pods"),
     Kind.CLUSTER_POLICIES: ("nvidia.com", "clusterpolicies"),
     Kind.NVIDIA_DRIVERS: ("nvidia.com", "nvidiadrivers"),
+    Kind.BUDGETS: ("policy", "poddisruptionbudgets"),
+    Kind.MAINTENANCES: ("maintenance.nvidia.com", "nodemaintenances"),
 }
-CLUSTER_WIDE: Final = frozenset({Kind.NODES, Kind.CLUSTER_POLICIES, Kind.NVIDIA_DRIVERS})
+CLUSTER_WIDE: Final = frozenset({Kind.NODES, Kind.CLUSTER_POLICIES, Kind.NVIDIA_DRIVERS, Kind.BUDGETS})
 POLICY_RESOURCES: Final = {"ClusterPolicy": "clusterpolicies", "NVIDIADriver": "nvidiadrivers"}
 
 
@@ -64,6 +78,9 @@ class SimFleet(SimCluster):
 
     async def follow(self, kind: Kind) -> AsyncGenerator[FleetEvent, None]:
         """Follows all objects of a kind without end."""
+        if kind is Kind.MAINTENANCES and not self.scope.maintenances:
+            yield NotServed(kind)
+            await asyncio.get_running_loop().create_future()  # nothing changes that
         was_served = True
         while True:
             opened = await self._open(kind)
@@ -110,7 +127,7 @@ class SimFleet(SimCluster):
         await self._life.sleep(self._store.latencies.request / 2)
         self._server.reach()
         group, resource = RESOURCES[kind]
-        namespace = "" if kind in CLUSTER_WIDE else self.scope.namespace
+        namespace = "" if kind in CLUSTER_WIDE else self.scope.maintenances if kind is Kind.MAINTENANCES else self.scope.namespace
         if kind in self._feeds.not_served:
             return None
         access.demand(self.account, "list", group, resource, namespace)
@@ -188,6 +205,47 @@ class SimFleet(SimCluster):
             self._store.tell(changed)
 
         await self._call("set_condition", {"source": f"{source.kind} {source.name}", "condition": condition}, write, is_write=True)
+
+    async def maintenance(self, namespace: str, name: str) -> MaintenanceView:
+        """Reads a NodeMaintenance."""
+
+        def read() -> MaintenanceView:
+            self._demand_maintenance("get", namespace, name)
+            return maintenances.find(self._store, namespace, name).fleet_view()
+
+        return await self._call("maintenance", {"name": name}, read)
+
+    async def make_maintenance(self, order: MaintenanceOrder) -> MaintenanceView:
+        """Makes a NodeMaintenance."""
+
+        def write() -> MaintenanceView:
+            self._demand_maintenance("create", order.namespace)
+            return maintenances.make(self._store, self.account.name, order).fleet_view()
+
+        return await self._call("make_maintenance", {"name": order.name}, write, is_write=True)
+
+    async def set_requestors(self, maintenance: MaintenanceView, others: Sequence[str]) -> MaintenanceView:
+        """Replaces the additional requestors of a NodeMaintenance, guarded by its version."""
+
+        def write() -> MaintenanceView:
+            self._demand_maintenance("patch", maintenance.namespace, maintenance.name)
+            return maintenances.set_requestors(self._store, self.account.name, maintenance, others).fleet_view()
+
+        return await self._call("set_requestors", {"name": maintenance.name, "others": others}, write, is_write=True)
+
+    async def delete_maintenance(self, maintenance: MaintenanceView) -> None:
+        """Deletes exactly this NodeMaintenance."""
+
+        def write() -> None:
+            self._demand_maintenance("delete", maintenance.namespace, maintenance.name)
+            maintenances.delete(self._store, self.account.name, maintenance)
+
+        await self._call("delete_maintenance", {"name": maintenance.name}, write, is_write=True)
+
+    def _demand_maintenance(self, verb: str, namespace: str, name: str = "") -> None:
+        access.demand(self.account, verb, *RESOURCES[Kind.MAINTENANCES], namespace, name)
+        if Kind.MAINTENANCES in self._feeds.not_served:
+            raise Unreachable("the server could not find the requested resource")
 
 
 def _cut(sentence: str) -> str:

@@ -14,11 +14,12 @@ from typing import Any, Final
 
 from driver_manager import names
 from driver_manager.core.fleet import Kind, PolicySource
-from driver_manager.core.snapshot import ChangeKind, Owner
-from driver_manager.sim.access import CONTROLLER_NAMESPACE_ROLE, CONTROLLER_ROLE
+from driver_manager.core.snapshot import ChangeKind, Owner, Rule
+from driver_manager.sim.access import CONTROLLER_NAMESPACE_ROLE, CONTROLLER_ROLE, MAINTENANCE_ROLE
 from driver_manager.sim.feeds import POLICY_KINDS
 from driver_manager.sim.fleet import SimFleet
 from driver_manager.sim.gpunodes import Conduct, GpuNodes
+from driver_manager.sim.maintenances import MaintenanceOperator
 from driver_manager.sim.objects import HOSTNAME, Account, Cascade, DaemonSet, Node, Phase, Pod, PodSpec
 from driver_manager.sim.store import Deed, Latencies, Object
 from driver_manager.sim.world import AgentLife, World
@@ -26,6 +27,8 @@ from driver_manager.sim.world import AgentLife, World
 NAMESPACE: Final = "gpu-operator"
 OWN_NAMESPACE: Final = "driver-manager"
 """The controller's: its Lease is there."""
+MAINTENANCE_NAMESPACE: Final = "maintenance"
+"""Where NodeMaintenances are, in a world with an operator for them."""
 POLICY: Final = "cluster-policy"
 PRESENT: Final = "nvidia.com/gpu.present"
 VALIDATOR_LABEL: Final = "nvidia.com/gpu.deploy.operator-validator"
@@ -52,6 +55,7 @@ class FleetWorld(World):
         policy: the upgrade policy, as it is written.
         on_delete: whether the driver's DaemonSets have that strategy.
         budget: how many GPU pods of the whole fleet may be away; None: no budget.
+        maintenance: seconds until a maintenance operator cordons a node that it is asked for; None: there is none.
         latencies: how long the parts of the cluster take.
     """
 
@@ -72,6 +76,7 @@ class FleetWorld(World):
         policy: Mapping[str, Any] | None = None,
         on_delete: bool = True,
         budget: int | None = None,
+        maintenance: float | None = None,
         latencies: Latencies | None = None,
     ) -> None:
         super().__init__(seed, latencies)
@@ -88,7 +93,12 @@ class FleetWorld(World):
         """Nodes without a Ready driver pod."""
         self.not_ready: set[str] = set()
         self.store.watchers.append(self._count)
-        spaces = dict.fromkeys((NAMESPACE, OWN_NAMESPACE), CONTROLLER_NAMESPACE_ROLE)
+        spaces: dict[str, tuple[Rule, ...]] = dict.fromkeys((NAMESPACE, OWN_NAMESPACE), CONTROLLER_NAMESPACE_ROLE)
+        self.operator: MaintenanceOperator | None = None
+        if maintenance is not None:
+            self.operator = MaintenanceOperator(self.store, self.server, maintenance)
+            self.scope = replace(self.scope, maintenances=MAINTENANCE_NAMESPACE)
+            spaces[MAINTENANCE_NAMESPACE] = MAINTENANCE_ROLE
         self.account = self.add_account(CONTROLLER, CONTROLLER_ROLE, namespace_rules=spaces)
         self.policy = {"autoUpgrade": True, "maxParallelUpgrades": 1} if policy is None else dict(policy)
         self._gpus, self._gpu_pods, self._pod_grace = gpus, gpu_pods, pod_grace
@@ -240,7 +250,7 @@ class FleetWorld(World):
 
     def serve(self, kind: str, is_served: bool = True) -> None:
         """Installs a custom resource, or takes it away."""
-        (found,) = [one for one, name in POLICY_KINDS.items() if name == kind]
+        (found,) = [one for one, name in {**POLICY_KINDS, Kind.MAINTENANCES: "NodeMaintenance"}.items() if name == kind]
         self.feeds.serve(found, is_served)
 
     # Looking ------------------------------------------------------------------------------------------------------

@@ -4,9 +4,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
-from driver_manager.core.fleet import FleetPod, FleetSet, Revision
+from driver_manager.core.fleet import BudgetView, FleetPod, FleetSet, MaintenanceView, Revision
 from driver_manager.core.snapshot import (
     DaemonSetView,
     Identity,
@@ -404,9 +404,66 @@ class Budget:
     members: dict[str, Pod] | None = None
     """The pods that it covers, by uid; None: not counted yet."""
 
+    @property
+    def uid(self) -> str:
+        """Of its own kind of uid, so that a budget more changes no other."""
+        return f"budget-{self.namespace}-{self.name}"
+
     def covers(self, pod: Pod) -> bool:
         """Whether it speaks of this pod."""
         return pod.namespace == self.namespace and matches(self.selector, pod.labels)
+
+    def fleet_view(self) -> BudgetView:
+        """As a follower sees it now."""
+        return BudgetView(
+            namespace=self.namespace,
+            name=self.name,
+            uid=self.uid,
+            selector=tuple(LabelExpression(key, "In", (value,)) for key, value in self.selector.items()),
+            allowed=self.allowed,
+            is_observed=self.is_observed,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class Maintenance:
+    """A NodeMaintenance."""
+
+    namespace: str
+    name: str
+    uid: str
+    node_name: str
+    requestor: str
+    others: tuple[str, ...] = ()
+    drain: Mapping[str, Any] = field(default_factory=dict)
+    """Its `drainSpec`."""
+    wait: Mapping[str, Any] | None = None
+    resource_version: int = 0
+    has_finalizer: bool = False
+    """Whether the operator has begun with it."""
+    is_ready: bool = False
+    is_deleting: bool = False
+    has_cordoned: bool = False
+    """Whether the operator's cordon is the node's only one."""
+
+    @property
+    def ref(self) -> str:
+        """`namespace/name`."""
+        return f"{self.namespace}/{self.name}"
+
+    def fleet_view(self) -> MaintenanceView:
+        """As a follower sees it now."""
+        return MaintenanceView(
+            namespace=self.namespace,
+            name=self.name,
+            uid=self.uid,
+            resource_version=str(self.resource_version),
+            node_name=self.node_name,
+            requestor=self.requestor,
+            others=self.others,
+            is_ready=self.is_ready,
+            is_deleting=self.is_deleting,
+        )
 
 
 @dataclass(slots=True, kw_only=True)

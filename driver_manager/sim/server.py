@@ -181,6 +181,7 @@ class Server:
         if counts and budget is not None and not dry_run:
             budget.allowed -= 1
             budget.disrupted[pod.name] = self.store.timers.now()
+            self.store.tell(budget)
         _demand_uid(pod, uid)
         if dry_run:
             return

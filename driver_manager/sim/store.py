@@ -12,7 +12,7 @@ from typing import Final
 from driver_manager.core.fleet import EventNote, LeaseView, PolicySource
 from driver_manager.core.snapshot import ChangeKind, ClaimView, PodView
 from driver_manager.sim.clock import wall_at
-from driver_manager.sim.objects import REPLICA_SET, Account, Budget, DaemonSet, Deployment, Node, Pod, Template
+from driver_manager.sim.objects import REPLICA_SET, Account, Budget, DaemonSet, Deployment, Maintenance, Node, Pod, Template
 
 NAME_LETTERS: Final = "bcdfghjklmnpqrstvwxz2456789"
 """Kubernetes' alphabet of generated names."""
@@ -92,7 +92,7 @@ class Stream:
     changed: Signal = field(default_factory=Signal)
 
 
-Object = Node | Pod | DaemonSet | Template | PolicySource
+Object = Node | Pod | DaemonSet | Template | PolicySource | Budget | Maintenance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +102,7 @@ class Deed:
     at: float
     who: str
     what: str
-    """`patch`, `evict`, `delete`, `lease`, `event` or `condition`."""
+    """`patch`, `evict`, `delete`, `lease`, `event`, `condition` or `maintenance`."""
     target: str
     """Name of the node, or `namespace/name`."""
     node_name: str = ""
@@ -189,6 +189,8 @@ class Store:
         """By kind and name."""
         self.sentences: dict[tuple[str, str], str] = {}
         """Of conditions, by uid of the custom resource and type."""
+        self.maintenances: dict[str, Maintenance] = {}
+        """By `namespace/name`."""
         self.leases: dict[str, LeaseView] = {}
         """By `namespace/name`."""
         self.notes: list[tuple[float, str, EventNote]] = []
@@ -250,6 +252,20 @@ class Store:
         node.resource_version = self.version
         self.nodes.pop(node.name, None)
         self.tell(node, ChangeKind.GONE)
+
+    def maintenance_written(self, maintenance: Maintenance) -> None:
+        """A NodeMaintenance is new or has changed."""
+        self.version += 1
+        maintenance.resource_version = self.version
+        self.maintenances[maintenance.ref] = maintenance
+        self.tell(maintenance)
+
+    def maintenance_removed(self, maintenance: Maintenance) -> None:
+        """A NodeMaintenance leaves the API."""
+        self.version += 1
+        maintenance.resource_version = self.version
+        del self.maintenances[maintenance.ref]
+        self.tell(maintenance, ChangeKind.GONE)
 
     def tell(self, one: Object, change: ChangeKind = ChangeKind.SEEN) -> None:
         """Lets those know who hear of everything."""

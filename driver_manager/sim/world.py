@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from driver_manager import names
-from driver_manager.core.snapshot import ClaimView, Identity, NodeView, Owner, PodView, Rule, Taint
+from driver_manager.core.snapshot import ChangeKind, ClaimView, Identity, NodeView, Owner, PodView, Rule, Taint
 from driver_manager.ports import NodePatch
 from driver_manager.sim.access import STOCK_ROLE
 from driver_manager.sim.clock import SimClock
@@ -216,6 +216,7 @@ class World:
         )
         self.store.budgets[f"{namespace}/{name}"] = made
         self.controllers.sync_budget(made)
+        self.store.tell(made)
         return made
 
     def add_claim(
@@ -337,11 +338,13 @@ class World:
         """Somebody edits a budget; until its controller has seen it evictions are refused."""
         budget.min_available, budget.max_unavailable = min_available, max_unavailable
         budget.is_observed = False
+        self.store.tell(budget)
         self.controllers.wake_budget(budget)
 
     def remove_budget(self, budget: Budget) -> None:
         """Somebody deletes a budget."""
         del self.store.budgets[f"{budget.namespace}/{budget.name}"]
+        self.store.tell(budget, ChangeKind.GONE)
 
     def delete_namespace(self, namespace: str) -> None:
         """Somebody deletes a namespace: no new content, and its pods go a moment later."""

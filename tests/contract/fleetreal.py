@@ -36,7 +36,7 @@ class KubeFleetStage(FleetStage):
     def __init__(self, control_plane: ControlPlane, namespace: str, make_node: Callable[..., str]) -> None:
         self.cp = control_plane
         self.namespace = namespace
-        self.selection = Selection(namespace=namespace, nodes=f"fleet={namespace}")
+        self.selection = Selection(namespace=namespace, nodes=f"fleet={namespace}", maintenances=namespace)
         self._make_node = make_node
         self._opened: list[KubeFleet] = []
         self._served: set[str] = set()
@@ -86,7 +86,7 @@ class KubeFleetStage(FleetStage):
             self._served.add(kind)
             await self._do(self.cp.create, crds.CRDS, crds.crd(kind))
         else:
-            await self._do(self.cp.delete, f"{crds.CRDS}/{crds.KINDS[kind][1]}.{crds.GROUP}")
+            await self._do(self.cp.delete, f"{crds.CRDS}/{crds.name(kind)}")
             self._served.discard(kind)
 
         async def is_so() -> bool:
@@ -103,6 +103,32 @@ class KubeFleetStage(FleetStage):
 
     async def edit_custom(self, kind: str, name: str, spec: Mapping[str, Any]) -> None:
         await self._do(self.cp.patch, crds.path(kind, name), {"spec": dict(spec)})
+
+    async def add_budget(self, name: str, labels: Mapping[str, str], min_available: int) -> None:
+        spec = {"selector": {"matchLabels": dict(labels)}, "minAvailable": min_available}
+        await self._do(self.cp.create, self._budgets(), {"metadata": {"name": name}, "spec": spec})
+
+    async def set_budget(self, name: str, min_available: int) -> None:
+        await self._do(self.cp.patch, self._budgets(name), {"spec": {"minAvailable": min_available}})
+
+    async def remove_budget(self, name: str) -> None:
+        await self._do(self.cp.delete, self._budgets(name))
+
+    def _budgets(self, name: str = "") -> str:
+        return f"/apis/policy/v1/namespaces/{self.namespace}/poddisruptionbudgets" + (f"/{name}" if name else "")
+
+    async def work_on(self, name: str, *, ready: bool = False, finalizer: bool | None = None) -> None:
+        path = crds.path("NodeMaintenance", name, namespace=self.namespace)
+        if ready:
+            free = {"type": "Ready", "status": "True", "reason": "Ready", "message": "", "lastTransitionTime": "2026-01-31T09:00:00Z"}
+            await self._do(self.cp.patch, f"{path}/status", {"status": {"conditions": [free]}})
+        if finalizer is not None:
+            held = ["maintenance.nvidia.com/finalizer"] if finalizer else None
+            await self._do(self.cp.patch, path, {"metadata": {"finalizers": held}})
+
+    async def maintenance_spec(self, name: str) -> dict[str, Any]:
+        spec = (await self._do(self.cp.get, crds.path("NodeMaintenance", name, namespace=self.namespace)))["spec"]
+        return {key: spec[key] for key in ("requestorID", "nodeName", "drainSpec", "waitForPodCompletion") if key in spec}
 
     async def events(self, node: str) -> list[tuple[bool, str, str]]:
         path = f"/api/v1/namespaces/default/events?fieldSelector=involvedObject.name%3D{node},source%3Ddriver-manager"

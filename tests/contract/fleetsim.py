@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from driver_manager.core.fleet import Kind
 from driver_manager.core.snapshot import Rule
 from driver_manager.ports import Fleet
 from driver_manager.sim.access import EVERYTHING
@@ -17,7 +18,7 @@ from driver_manager.sim.objects import Account, Cascade, DaemonSet, PodSpec
 from tests.contract.fleetstage import FleetStage
 
 NUMBERS = itertools.count(1)
-KINDS = {name: kind for kind, name in POLICY_KINDS.items()}
+KINDS = {**{name: kind for kind, name in POLICY_KINDS.items()}, "NodeMaintenance": Kind.MAINTENANCES}
 
 
 class SimFleetStage(FleetStage):
@@ -32,6 +33,7 @@ class SimFleetStage(FleetStage):
             self.world.feeds.serve(kind, False)
         self.world.gpu_nodes.conduct = replace(self.world.gpu_nodes.conduct, start_seconds=0.01, stop_seconds=0.01, validator_seconds=0.01)
         self.namespace = "gpu-operator"
+        self.world.scope = replace(self.world.scope, maintenances=self.namespace)
         self.fleet = self._fleet(self.world.add_account("admin", EVERYTHING))
 
     def _fleet(self, account: Account) -> Fleet:
@@ -69,6 +71,30 @@ class SimFleetStage(FleetStage):
 
     async def edit_custom(self, kind: str, name: str, spec: Mapping[str, Any]) -> None:
         self.world.set_policy(kind, name, **_fields(kind, spec))
+
+    async def add_budget(self, name: str, labels: Mapping[str, str], min_available: int) -> None:
+        self.world.add_budget(name, labels, namespace=self.namespace, min_available=min_available)
+
+    async def set_budget(self, name: str, min_available: int) -> None:
+        self.world.set_budget(self.world.store.budgets[f"{self.namespace}/{name}"], min_available=min_available)
+
+    async def remove_budget(self, name: str) -> None:
+        self.world.remove_budget(self.world.store.budgets[f"{self.namespace}/{name}"])
+
+    async def work_on(self, name: str, *, ready: bool = False, finalizer: bool | None = None) -> None:
+        store = self.world.store
+        there = store.maintenances[f"{self.namespace}/{name}"]
+        there.is_ready = there.is_ready or ready
+        there.has_finalizer = there.has_finalizer if finalizer is None else finalizer
+        if there.is_deleting and not there.has_finalizer:
+            store.maintenance_removed(there)
+        else:
+            store.maintenance_written(there)
+
+    async def maintenance_spec(self, name: str) -> dict[str, Any]:
+        there = self.world.store.maintenances[f"{self.namespace}/{name}"]
+        waits = {"waitForPodCompletion": dict(there.wait)} if there.wait is not None else {}
+        return {"requestorID": there.requestor, "nodeName": there.node_name, "drainSpec": dict(there.drain), **waits}
 
     async def events(self, node: str) -> list[tuple[bool, str, str]]:
         return [(note.is_warning, note.reason, note.sentence) for _, _, note in self.world.store.notes if note.node_name == node]

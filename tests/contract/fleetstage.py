@@ -8,7 +8,20 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from driver_manager.core.fleet import Changed, FleetEvent, FleetPod, FleetSet, Item, Kind, Listed, NotServed, PolicySource, Revision
+from driver_manager.core.fleet import (
+    BudgetView,
+    Changed,
+    FleetEvent,
+    FleetPod,
+    FleetSet,
+    Item,
+    Kind,
+    Listed,
+    MaintenanceView,
+    NotServed,
+    PolicySource,
+    Revision,
+)
 from driver_manager.core.snapshot import ChangeKind, NodeView, Rule
 from driver_manager.ports import Fleet
 from tests.contract.stage import until
@@ -17,7 +30,7 @@ COMPONENT = "app.kubernetes.io/component"
 
 
 class FleetStage(abc.ABC):
-    """The operator's namespace, nodes and custom resources of a test's own."""
+    """The operator's namespace, which is that of NodeMaintenances too, nodes and custom resources of a test's own."""
 
     namespace: str
     fleet: Fleet
@@ -50,7 +63,12 @@ class FleetStage(abc.ABC):
 
     @abc.abstractmethod
     async def serve(self, kind: str, *, is_served: bool = True) -> None:
-        """Somebody installs a custom resource (`ClusterPolicy`, `NVIDIADriver`) or takes it away with its objects, and returns then."""
+        """Somebody installs a custom resource or takes it away with its objects, and returns then.
+
+        Args:
+            kind: `ClusterPolicy`, `NVIDIADriver` or `NodeMaintenance`.
+            is_served: installs it.
+        """
 
     @abc.abstractmethod
     async def add_custom(self, kind: str, name: str, spec: Mapping[str, Any], *, condition: str = "") -> None:
@@ -59,6 +77,26 @@ class FleetStage(abc.ABC):
     @abc.abstractmethod
     async def edit_custom(self, kind: str, name: str, spec: Mapping[str, Any]) -> None:
         """Somebody changes fields of its spec."""
+
+    @abc.abstractmethod
+    async def add_budget(self, name: str, labels: Mapping[str, str], min_available: int) -> None:
+        """A PodDisruptionBudget for the pods of the operator's namespace with these labels."""
+
+    @abc.abstractmethod
+    async def set_budget(self, name: str, min_available: int) -> None:
+        """Somebody changes it."""
+
+    @abc.abstractmethod
+    async def remove_budget(self, name: str) -> None:
+        """Somebody deletes it."""
+
+    @abc.abstractmethod
+    async def work_on(self, name: str, *, ready: bool = False, finalizer: bool | None = None) -> None:
+        """The maintenance operator says that a NodeMaintenance is Ready, and takes hold of it or lets it go."""
+
+    @abc.abstractmethod
+    async def maintenance_spec(self, name: str) -> dict[str, Any]:
+        """Its spec, as it stands in the API."""
 
     @abc.abstractmethod
     async def events(self, node: str) -> list[tuple[bool, str, str]]:
@@ -125,6 +163,16 @@ class Followed:
     def policies(self) -> dict[str, PolicySource]:
         """By name."""
         return {item.name: item for item in self.items.values() if isinstance(item, PolicySource)}
+
+    @property
+    def budgets(self) -> dict[str, BudgetView]:
+        """By name."""
+        return {item.name: item for item in self.items.values() if isinstance(item, BudgetView)}
+
+    @property
+    def maintenances(self) -> dict[str, MaintenanceView]:
+        """By name."""
+        return {item.name: item for item in self.items.values() if isinstance(item, MaintenanceView)}
 
     def running(self, app: str, count: int = 1) -> list[FleetPod]:
         """The pods of an app, if they are so many and all work."""

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from driver_manager.core.fleet import Changed, EventNote, Kind, LeaseView, Listed, NotServed, PolicySource
+from driver_manager.core.fleet import Changed, EventNote, Kind, LeaseView, Listed, MaintenanceOrder, NotServed, PolicySource
 from driver_manager.core.snapshot import ChangeKind, NodeView, Rule
 from driver_manager.errors import Conflict, Forbidden, NotFound
-from driver_manager.kube.fleetcalls import CLUSTER_RULES, NAMESPACE_RULES
+from driver_manager.kube.fleetcalls import CLUSTER_RULES, MAINTENANCE_RULES, NAMESPACE_RULES
 from driver_manager.ports import NodePatch
 from tests.contract.fleetstage import COMPONENT, FleetStage, Followed, following
 from tests.contract.stage import until
@@ -142,7 +142,10 @@ async def test_an_orphan_and_the_pod_that_waits_for_its_place(fleet_stage: Fleet
         assert orphan.uid not in seen.items
 
 
-@pytest.mark.parametrize(("kind", "custom"), [(Kind.CLUSTER_POLICIES, "ClusterPolicy"), (Kind.NVIDIA_DRIVERS, "NVIDIADriver")])
+CUSTOM = [(Kind.CLUSTER_POLICIES, "ClusterPolicy"), (Kind.NVIDIA_DRIVERS, "NVIDIADriver")]
+
+
+@pytest.mark.parametrize(("kind", "custom"), [*CUSTOM, (Kind.MAINTENANCES, "NodeMaintenance")])
 async def test_a_custom_resource_is_not_there_and_comes(fleet_stage: FleetStage, kind: Kind, custom: str) -> None:
     """NotServed in place of the first list; a list as soon as there is one, changes, and NotServed again when it is taken away."""
     async with following(fleet_stage.fleet, kind) as seen:
@@ -151,8 +154,11 @@ async def test_a_custom_resource_is_not_there_and_comes(fleet_stage: FleetStage,
         await fleet_stage.serve(custom)
         await seen.listed()
         assert seen.events == [NotServed(kind), Listed(kind, ())]
-        await fleet_stage.add_custom(custom, "one", {})
-        await seen.when(lambda now: "one" in now.policies, "the object")
+        if custom == "NodeMaintenance":
+            await fleet_stage.fleet.make_maintenance(order_for(fleet_stage, await fleet_stage.add_node()))
+        else:
+            await fleet_stage.add_custom(custom, "one", {})
+        await seen.when(lambda now: now.items, "the object")
         await fleet_stage.serve(custom, is_served=False)
         await seen.when(lambda now: now.events[-1] == NotServed(kind), "the kind to be away again")
         assert not seen.items
@@ -208,7 +214,8 @@ async def test_the_rules_are_enough(fleet_stage: FleetStage) -> None:
     await fleet_stage.serve("ClusterPolicy")
     await fleet_stage.add_custom("ClusterPolicy", "a", {}, condition="Ready")
     await fleet_stage.add_set("drv", ours(node), DRIVER)
-    fleet = await fleet_stage.account(CLUSTER_RULES, NAMESPACE_RULES)
+    await fleet_stage.serve("NodeMaintenance")
+    fleet = await fleet_stage.account(CLUSTER_RULES, (*NAMESPACE_RULES, *MAINTENANCE_RULES))
     async with AsyncExitStack() as stack:
         seen = {kind: await stack.enter_async_context(following(fleet, kind)) for kind in Kind}
         for kind in set(Kind) - {Kind.NVIDIA_DRIVERS}:
@@ -223,6 +230,9 @@ async def test_the_rules_are_enough(fleet_stage: FleetStage) -> None:
         source = seen[Kind.CLUSTER_POLICIES].policies["a"]
         await fleet.set_condition(source, "UpgradePolicyValid", is_true=True, reason="Valid", sentence="")
         assert await fleet.runtime_handlers() == {}
+        made = await fleet.make_maintenance(order_for(fleet_stage, node))
+        await fleet.set_requestors(await fleet.maintenance(made.namespace, made.name), ("other.example",))
+        await fleet.delete_maintenance(made)
         with pytest.raises(Forbidden):
             await fleet.delete_pod("default", "somebodys", "u")
 
@@ -270,7 +280,7 @@ async def test_events_are_about_a_node(fleet_stage: FleetStage) -> None:
     assert failed[2].endswith("...")
 
 
-@pytest.mark.parametrize(("kind", "custom"), [(Kind.CLUSTER_POLICIES, "ClusterPolicy"), (Kind.NVIDIA_DRIVERS, "NVIDIADriver")])
+@pytest.mark.parametrize(("kind", "custom"), CUSTOM)
 async def test_conditions(fleet_stage: FleetStage, kind: Kind, custom: str) -> None:
     """One is added or changed and those of others stay; one that says the same is not written again."""
     await fleet_stage.serve(custom)
@@ -314,3 +324,78 @@ async def test_a_condition_of_a_status_that_nobody_has_written(fleet_stage: Flee
     for stale, error in ((gone, NotFound), (other, Conflict)):
         with pytest.raises(error):
             await fleet_stage.fleet.set_condition(stale, "UpgradePolicyValid", is_true=True, reason="Valid", sentence="")
+
+
+# Budgets and maintenance --------------------------------------------------------------------------------------------
+
+
+async def test_budgets(fleet_stage: FleetStage) -> None:
+    """How many pods may go now, which follows pods and edits; whose pods are meant; and none when it is gone."""
+    node = await fleet_stage.add_node()
+    async with following(fleet_stage.fleet, Kind.BUDGETS) as seen, following(fleet_stage.fleet, Kind.DRIVER_PODS) as pods:
+        await seen.listed()
+        await fleet_stage.add_set("drv", ours(node), DRIVER)
+        await pods.when(lambda now: now.running(DRIVER["app"]), "the pod to run")
+        await fleet_stage.add_budget("b", {"app": DRIVER["app"]}, min_available=1)
+        await seen.when(lambda now: "b" in now.budgets and now.budgets["b"].is_observed, "the budget to be counted")
+        assert (seen.budgets["b"].namespace, seen.budgets["b"].allowed) == (fleet_stage.namespace, 0)
+        assert seen.budgets["b"].covers(fleet_stage.namespace, DRIVER)
+        assert not seen.budgets["b"].covers("elsewhere", DRIVER)
+        assert not seen.budgets["b"].covers(fleet_stage.namespace, VALIDATOR)
+        await fleet_stage.set_budget("b", min_available=0)
+        await seen.when(lambda now: now.budgets["b"].is_observed and now.budgets["b"].allowed == 1, "room")
+        await fleet_stage.remove_budget("b")
+        await seen.when(lambda now: "b" not in now.budgets, "it to be gone")
+
+
+def order_for(fleet_stage: FleetStage, node: str, **more: Any) -> MaintenanceOrder:
+    """A NodeMaintenance of ours."""
+    drain = {"force": True, "timeoutSeconds": 30, "podEvictionFilters": [{"byResourceNameRegex": "^nvidia"}]}
+    return MaintenanceOrder(namespace=fleet_stage.namespace, name=f"p-{node}", node_name=node, requestor="us.example", drain=drain, **more)
+
+
+async def test_a_maintenance_from_its_making_to_its_end(fleet_stage: FleetStage) -> None:
+    """Made once, as it was ordered; Ready when the operator says so; deleted it stays as long as the operator holds it."""
+    node, fleet = await fleet_stage.add_node(), fleet_stage.fleet
+    await fleet_stage.serve("NodeMaintenance")
+    async with following(fleet, Kind.MAINTENANCES) as seen:
+        await seen.listed()
+        order = order_for(fleet_stage, node, wait={"podSelector": "app=job", "timeoutSeconds": 5})
+        made = await fleet.make_maintenance(order)
+        assert (made.node_name, made.requestor, made.others, made.is_ready, made.is_deleting) == (node, "us.example", (), False, False)
+        spec = {"requestorID": "us.example", "nodeName": node, "drainSpec": order.drain, "waitForPodCompletion": order.wait}
+        assert await fleet_stage.maintenance_spec(order.name) == spec
+        with pytest.raises(Conflict):
+            await fleet.make_maintenance(order)
+        assert await fleet.maintenance(order.namespace, order.name) == made
+        await seen.when(lambda now: now.maintenances.get(order.name) == made, "it")
+        await fleet_stage.work_on(order.name, ready=True, finalizer=True)
+        ready = await seen.when(lambda now: now.maintenances[order.name].is_ready and now.maintenances[order.name], "it to be ready")
+        with pytest.raises(Conflict):
+            await fleet.delete_maintenance(replace(ready, uid="of-one-before"))
+        await fleet.delete_maintenance(ready)
+        going = await seen.when(lambda now: now.maintenances[order.name].is_deleting and now.maintenances[order.name], "its end")
+        assert not going.is_used_by("us.example")
+        await fleet_stage.work_on(order.name, finalizer=False)
+        await seen.when(lambda now: not now.maintenances, "it to be gone")
+        with pytest.raises(NotFound):
+            await fleet.delete_maintenance(ready)
+        with pytest.raises(NotFound):
+            await fleet.maintenance(order.namespace, order.name)
+
+
+async def test_requestors_of_a_shared_maintenance(fleet_stage: FleetStage) -> None:
+    """One joins and leaves the newest version only, and the others in it stay."""
+    node, fleet = await fleet_stage.add_node(), fleet_stage.fleet
+    await fleet_stage.serve("NodeMaintenance")
+    made = await fleet.make_maintenance(order_for(fleet_stage, node))
+    one = await fleet.set_requestors(made, ("a.example",))
+    with pytest.raises(Conflict):
+        await fleet.set_requestors(made, ("b.example",))
+    both = await fleet.set_requestors(one, (*one.others, "b.example"))
+    assert (both.requestor, both.others) == ("us.example", ("a.example", "b.example"))
+    left = await fleet.set_requestors(both, ("b.example",))
+    assert left.others == ("b.example",)
+    assert (await fleet.set_requestors(left, ())).others == ()
+    with pytest.raises(NotFound):
+        await fleet.set_requestors(replace(left, name="p-nobody"), ())

@@ -16,14 +16,14 @@ from typing import Any
 
 from driver_manager import names
 from driver_manager.controller.run import Replica
-from driver_manager.controller.settings import ControllerSettings
+from driver_manager.controller.settings import ControllerSettings, MaintenanceSettings
 from driver_manager.core.rollout_states import State
 from driver_manager.core.situation import RolloutSettings
 from driver_manager.core.snapshot import ChangeKind
 from driver_manager.core.upgrade_policy import read_policy
 from driver_manager.errors import DriverManagerError
 from driver_manager.sim.clock import run_virtual
-from driver_manager.sim.fleetworld import OWN_NAMESPACE, FleetWorld
+from driver_manager.sim.fleetworld import MAINTENANCE_NAMESPACE, OWN_NAMESPACE, FleetWorld
 from driver_manager.sim.objects import Node, Pod
 from driver_manager.sim.store import Object
 from driver_manager.sim.world import AgentLife
@@ -50,6 +50,10 @@ class Script:
     expire_rate: float
     stale_rate: float
     one_at_a_time: bool
+    blocked: float | None
+    """Seconds for which a budget lets no GPU pod go; None: there is no budget."""
+    maintenance: float | None
+    """Seconds that a maintenance operator takes; None: there is none."""
 
     @classmethod
     def of(cls, seed: int) -> Script:
@@ -77,6 +81,8 @@ class Script:
             expire_rate=rng.choice((0.0, 0.0, 0.05)),
             stale_rate=rng.choice((0.0, 0.0, 0.3)),
             one_at_a_time=rng.random() < 0.2,
+            blocked=rng.choice((None, None, 0.0, 30.0, 500.0)),
+            maintenance=rng.choice((None, None, None, 0.5, 20.0)),
         )
 
 
@@ -111,7 +117,8 @@ async def play(script: Script) -> FleetWorld:
         AssertionError: a rule was broken; it begins with the seed.
     """
     rng = random.Random(script.seed + 1)
-    world = FleetWorld(script.seed, nodes=script.nodes, policy=script.policy)
+    budget = None if script.blocked is None else 0
+    world = FleetWorld(script.seed, nodes=script.nodes, policy=script.policy, budget=budget, maintenance=script.maintenance)
     for name in script.cordoned:
         node = world.store.nodes[name]
         node.unschedulable = True
@@ -125,6 +132,8 @@ async def play(script: Script) -> FleetWorld:
     old = {pod.uid for pod in world.driver_pods()}
     _begin_trouble(world, script, rng)
     world.new_driver("two")
+    if script.blocked is not None:
+        asyncio.get_running_loop().call_later(script.blocked, _make_room, world)
     calm = asyncio.get_running_loop().call_later(CALM_AFTER, lambda: _end_trouble(world, stop))
     await _until(world, lambda: _is_rolled_out(world, old), script)
     calm.cancel()
@@ -147,6 +156,11 @@ def _begin_trouble(world: FleetWorld, script: Script, rng: random.Random) -> Non
         world.faults.watches.stale_rate, world.faults.watches.longest_stale = script.stale_rate, 2.0
 
 
+def _make_room(world: FleetWorld) -> None:
+    for budget in world.store.budgets.values():
+        world.set_budget(budget, max_unavailable="100%")
+
+
 def _end_trouble(world: FleetWorld, stop: asyncio.Event) -> None:
     world.faults.stop()
     stop.set()
@@ -163,6 +177,7 @@ async def _replica(world: FleetWorld, script: Script, name: str, rng: random.Ran
             identity=f"{name}-{life.number}",
             lease_namespace=OWN_NAMESPACE,
             rollout=RolloutSettings(one_at_a_time=script.one_at_a_time),
+            maintenance=MaintenanceSettings(is_on=script.maintenance is not None, namespace=MAINTENANCE_NAMESPACE),
         )
         with contextlib.suppress(DriverManagerError):
             await _one_life(life, settings)
@@ -211,6 +226,7 @@ def _check_end(world: FleetWorld, script: Script, watched: Watched, before: dict
     assert all(times == 1 for times in deleted.values()), f"{seed}: driver pods deleted {deleted}"
     lease = world.store.leases[f"{OWN_NAMESPACE}/driver-manager-controller"]
     assert names.GRANTS not in lease.annotations, f"{seed}: {lease.annotations}"
+    assert not world.store.maintenances, f"{seed}: {world.store.maintenances}"
 
 
 def _is_driver(target: str) -> bool:

@@ -10,14 +10,14 @@ import pytest
 
 from driver_manager.cli.controller import controller_settings, read_policy_file
 from driver_manager.config import OPTIONS, Given, Option
-from driver_manager.controller.settings import ControllerSettings
+from driver_manager.controller.settings import ControllerSettings, MaintenanceSettings
 from driver_manager.core.situation import RolloutSettings
 from driver_manager.errors import ConfigError, Exit
 from driver_manager.fleetconfig import CONTROLLER_OPTIONS, SHARED, read_words
 from driver_manager.sim.clock import SimClock
 
 NOWHERE = Path("/nonexistent")
-MADE = {"operator_namespace", "agent", "policy", "rollout"}
+MADE = {"operator_namespace", "agent", "policy", "rollout", "maintenance"}
 """Fields that are made from other words."""
 BAD = {
     "node_selector": ("a in (b",),
@@ -35,6 +35,10 @@ BAD = {
     "rollout.attempts": ("0", "x"),
     "rollout.retry_pause": ("0", "x"),
     "rollout.failing_restarts": ("x", "-1"),
+    "maintenance.is_on": ("maybe",),
+    "maintenance.namespace": ("A", "a/b"),
+    "maintenance.requestor": ("a", "-a.b", "a..b", "a_b", "a" * 64),
+    "maintenance.prefix": ("A b",),
     "listen": ("8080", "host", ":0", ":65536", ":http", "a b:1"),
 }
 GOOD: dict[str, tuple[str, Any]] = {
@@ -57,6 +61,10 @@ GOOD: dict[str, tuple[str, Any]] = {
     "rollout.failing_restarts": ("0", 0),
     "rollout.one_at_a_time": ("true", True),
     "rollout.skip_cordoned": ("1", True),
+    "maintenance.is_on": ("true", True),
+    "maintenance.namespace": ("ops", "ops"),
+    "maintenance.requestor": ("driver.example.com", "driver.example.com"),
+    "maintenance.prefix": ("shared", "shared"),
     "listen": ("[::]:9090", "[::]:9090"),
 }
 
@@ -68,12 +76,14 @@ def settings_of(flags: dict[str, str] | None = None, environment: dict[str, str]
 
 def value_of(settings: ControllerSettings, option: Option) -> Any:
     part, _, name = option.field.rpartition(".")
-    return getattr(settings.rollout if part else settings, name)
+    return getattr(getattr(settings, part) if part else settings, name)
 
 
 def test_every_setting_has_one_row() -> None:
     """The table and the settings are the same list, and no two rows of the whole program share a flag or a variable."""
-    known = {each.name for each in fields(ControllerSettings)} - MADE | {f"rollout.{each.name}" for each in fields(RolloutSettings)}
+    parts = {"rollout": RolloutSettings, "maintenance": MaintenanceSettings}
+    known = {each.name for each in fields(ControllerSettings)} - MADE
+    known |= {f"{part}.{each.name}" for part, kind in parts.items() for each in fields(kind)}
     assert {option.field for option in CONTROLLER_OPTIONS} == known | {"policy_file"}
     for attribute in ("flag", "env"):
         words = [getattr(option, attribute) for option in (*OPTIONS, *CONTROLLER_OPTIONS) if getattr(option, attribute)]

@@ -12,9 +12,9 @@ from driver_manager.core.rollout import decide
 from driver_manager.core.rollout_record import MAX_TRIES, decode, encode
 from driver_manager.core.rollout_states import IDLE, TRANSITIONS, Because, State
 from driver_manager.core.rollout_steps import NVIDIAS, remembered
-from driver_manager.core.situation import Freeing, NodeChange, RolloutSettings, Turn
+from driver_manager.core.situation import Freeing, NodeChange, RolloutSettings, Turn, Work
 from driver_manager.core.snapshot import NodeView
-from tests.core.rollouts import NEW, NOW, OLD, World, driver, in_work, node, orphan, policy, record, situation, validator
+from tests.core.rollouts import NEW, NOW, OLD, World, driver, ends, in_work, node, orphan, policy, record, situation, validator
 
 WAITING_POLICY = policy(waitForCompletion={"podSelector": "app=training", "timeoutSeconds": 600})
 DRAINING_POLICY = policy(drain={"enable": True})
@@ -275,6 +275,51 @@ def test_an_upgrade_in_maintenance_asks_once_and_gives_back() -> None:
     assert (world.state, world.maintenance) == (State.DONE, "missing")
     assert [move.after for move in world.moves].count(State.MAINTENANCE) == 2  # begun, and marked as asked
     assert names.REQUESTOR_MODE not in world.node.annotations
+
+
+HELD: dict[str, Any] = {"has_maintenance": True, "maintenance": "ready"}
+CLOSED_FOR_US: dict[str, Any] = {"annotations": {names.REQUESTOR_MODE: "true"}, "unschedulable": True}
+
+
+@pytest.mark.parametrize(
+    ("state", "seen", "work"),
+    [
+        (State.DONE, {"drivers": (driver(),)}, Work.RELEASE_MAINTENANCE),
+        (State.UNKNOWN, {"drivers": (driver(),)}, Work.RELEASE_MAINTENANCE),
+        (State.UNKNOWN, {"policy": None}, Work.RELEASE_MAINTENANCE),
+        (State.REQUIRED, {"drivers": (driver(OLD),)}, Work.RELEASE_MAINTENANCE),
+        (State.REQUIRED, {"drivers": (driver(OLD, is_ready=False),)}, Work.NOTHING),
+        (State.DONE, {"policy": None, "bad_policy": "x"}, Work.NOTHING),
+    ],
+)
+def test_weakness_33_a_maintenance_at_rest_is_given_back(state: State, seen: dict[str, Any], work: Work) -> None:
+    """Whoever left it behind; only a node whose driver does not run keeps it until its turn, so that it is not opened without one."""
+    decision = decide(situation(node(state, **CLOSED_FOR_US), **HELD, **seen))
+    assert not decision.moves
+    assert decision.rest is not None
+    assert decision.rest.work is work
+
+
+def test_a_label_taken_off_in_maintenance() -> None:
+    """The driver does not run, so the node is begun again in place of being opened; the maintenance that is there is used."""
+    sick = (driver(NEW, is_ready=False),)
+    asked = decide(situation(node(State.UNKNOWN, **CLOSED_FOR_US), drivers=sick, **HELD))
+    assert ends(asked) is State.REQUIRED
+    assert names.INITIAL_UNSCHEDULABLE not in asked.change.annotations
+    begun = decide(situation(node(State.REQUIRED, **CLOSED_FOR_US), drivers=sick, turn=Turn(is_granted=True), **HELD))
+    assert [move.after for move in begun.moves] == [State.MAINTENANCE, State.POD_RESTART]
+    skips = RolloutSettings(skip_cordoned=True)
+    assert decide(situation(node(State.REQUIRED, **CLOSED_FOR_US), drivers=sick, turn=Turn(is_granted=True), settings=skips, **HELD)).moves
+
+
+@pytest.mark.parametrize("state", [State.POD_DELETION, State.DRAIN])
+def test_a_budget_is_a_reason_of_its_own(state: State) -> None:
+    """While one does not let a pod go, the node says so and not only that it is being freed."""
+    held = Freeing(blockers=("pod a/b (budget c)",), is_blocked=True)
+    decision = decide(situation(in_work(state), freeing=held))
+    assert decision.rest is not None
+    assert decision.rest.because is Because.BLOCKED_BY_BUDGET
+    assert "budget c" in decision.rest.sentence
 
 
 def test_an_acceptance_does_not_end_a_row_of_failures() -> None:

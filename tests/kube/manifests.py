@@ -14,6 +14,7 @@ from tests.kube.controlplane import ControlPlane
 Object = dict[str, Any]
 DEPLOY = Path(__file__).parents[2] / "deploy"
 CONTROLLER = DEPLOY / "controller"
+MAINTENANCE = DEPLOY / "controller-maintenance"
 PLURALS = {
     "ClusterRole": "clusterroles",
     "ClusterRoleBinding": "clusterrolebindings",

@@ -11,8 +11,8 @@ from driver_manager.cli.arguments import normalised
 from driver_manager.core.snapshot import Rule
 from driver_manager.core.upgrade_policy import OWN_LABELS
 from driver_manager.fleetconfig import CONTROLLER_OPTIONS, SHARED
-from driver_manager.kube.fleetcalls import CLUSTER_RULES, LEASE_RULES, OPERATOR_RULES
-from tests.kube.manifests import CONTROLLER, documents, path
+from driver_manager.kube.fleetcalls import CLUSTER_RULES, LEASE_RULES, MAINTENANCE_RULES, OPERATOR_RULES
+from tests.kube.manifests import CONTROLLER, MAINTENANCE, documents, path
 
 Object = dict[str, Any]
 OBJECTS = documents(CONTROLLER)
@@ -122,3 +122,13 @@ def test_every_object_has_its_place_after_its_namespace() -> None:
     assert OBJECTS[0]["kind"] == "Namespace"
     spaces = {body["metadata"]["namespace"] for body in OBJECTS if "namespace" in body["metadata"]}
     assert spaces == {OBJECTS[0]["metadata"]["name"], "gpu-operator"}
+
+
+def test_the_role_for_maintenance_is_the_table_of_calls() -> None:
+    """Where a maintenance operator frees the nodes the same account has the rights for that, in one namespace, and no others."""
+    role, binding = documents(MAINTENANCE)
+    assert granted(role) == needed(MAINTENANCE_RULES)
+    assert (role["kind"], role["metadata"]["namespace"]) == ("Role", "default")
+    assert binding["roleRef"] == {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": role["metadata"]["name"]}
+    assert binding["metadata"]["namespace"] == role["metadata"]["namespace"]
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": NAME, "namespace": "driver-manager"}]

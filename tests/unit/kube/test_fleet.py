@@ -14,12 +14,22 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from driver_manager.core.fleet import Changed, EventNote, FleetEvent, Kind, LeaseView, Listed, PolicySource
+from driver_manager.core.fleet import (
+    Changed,
+    EventNote,
+    FleetEvent,
+    Kind,
+    LeaseView,
+    Listed,
+    MaintenanceOrder,
+    MaintenanceView,
+    PolicySource,
+)
 from driver_manager.core.snapshot import ChangeKind, NodeView, Permissions, PodView, Rule
 from driver_manager.errors import Forbidden
 from driver_manager.kube import calls, fleetcalls, fleetviews, watch
 from driver_manager.kube.fleet import KubeFleet, connect_fleet
-from driver_manager.kube.fleetcalls import CLUSTER_RULES, CUSTOM_KINDS, NAMESPACE_RULES, Selection
+from driver_manager.kube.fleetcalls import CLUSTER_RULES, CUSTOM_KINDS, MAINTENANCE_RULES, NAMESPACE_RULES, Selection
 from driver_manager.ports import NodePatch
 from tests.unit.kube.server import (
     Api,
@@ -340,6 +350,7 @@ def all_calls() -> list[calls.Call]:
     source = PolicySource(kind="NVIDIADriver", name="a", uid="u", resource_version="1")
     found = fleetviews.Conditions("u", "1", 1, "ready", [])
     lease = LeaseView(namespace="op", name="l")
+    maintenance = MaintenanceView(namespace="op", name="m", uid="u", resource_version="1", node_name="n", requestor="us")
     one = PodView(namespace="ns", name="p", uid="u")
     lists = [
         fleetcalls.list_nodes(SELECTION),
@@ -348,6 +359,8 @@ def all_calls() -> list[calls.Call]:
         *fleetcalls.list_driver_pods(SELECTION),
         fleetcalls.list_validator_pods(SELECTION),
         *(fleetcalls.list_custom(kind) for kind in CUSTOM_KINDS.values()),
+        fleetcalls.list_custom(fleetcalls.MAINTENANCE, "op"),
+        fleetcalls.list_budgets(),
         calls.list_pods("n1"),
     ]
     return [
@@ -360,6 +373,10 @@ def all_calls() -> list[calls.Call]:
         fleetcalls.create_event(EventNote(node_name="n", node_uid="u", reason="R", sentence="s"), "now", ""),
         fleetcalls.get_custom(source),
         fleetcalls.patch_conditions(source, found, []),
+        fleetcalls.get_maintenance("op", "m"),
+        fleetcalls.create_maintenance(MaintenanceOrder(namespace="op", name="m", node_name="n", requestor="us", drain={})),
+        fleetcalls.patch_requestors(maintenance, ("them",)),
+        fleetcalls.delete_maintenance(maintenance),
         calls.get_node("n"),
         calls.patch_node(NodePatch(name="n")),
         calls.get_daemon_set("op", "d"),
@@ -379,13 +396,13 @@ def test_the_rules_cover_every_call() -> None:
     """Each request is allowed, in the operator's namespace or in the whole cluster."""
     for call in all_calls():
         is_local = call.namespace == SELECTION.namespace
-        assert is_allowed(CLUSTER_RULES, call) or (is_local and is_allowed(NAMESPACE_RULES, call)), call
+        assert is_allowed(CLUSTER_RULES, call) or (is_local and is_allowed((*NAMESPACE_RULES, *MAINTENANCE_RULES), call)), call
 
 
 def test_no_rule_is_idle() -> None:
     """Each verb of each rule is needed by some request."""
     asked = {(call.verb, call.resource) for call in all_calls()}
-    for rule in (*CLUSTER_RULES, *NAMESPACE_RULES):
+    for rule in (*CLUSTER_RULES, *NAMESPACE_RULES, *MAINTENANCE_RULES):
         (group,) = rule.groups
         for resource in rule.resources:
             spelled = f"{resource}.{group}" if group else resource

@@ -146,3 +146,57 @@ def test_odd_json_is_an_error_of_one_kind(item: Any) -> None:
     for read in (*(reader.page for reader in readers), fleetviews.group_versions, fleetviews.resources):
         with pytest.raises((msgspec.MsgspecError, ValueError)):
             read(raw(item))
+
+
+@pytest.mark.parametrize(
+    ("spec", "labels", "covers"),
+    [
+        ({}, {"a": "b"}, False),
+        ({"selector": {}}, {"a": "b"}, True),
+        ({"selector": {"matchLabels": {"a": "b"}, "matchExpressions": None}}, {"a": "b"}, True),
+        ({"selector": {"matchLabels": {"a": "b"}, "matchExpressions": [{"key": "c", "operator": "Exists"}]}}, {"a": "b"}, False),
+        ({"selector": {"matchExpressions": [{"key": "a", "operator": "NotIn", "values": ["b"]}]}}, {"a": "c"}, True),
+        ({"selector": {"matchExpressions": [{"key": "a", "operator": "DoesNotExist", "values": None}]}}, {"a": "c"}, False),
+    ],
+)
+def test_whose_pods_a_budget_means(spec: dict[str, Any], labels: dict[str, str], covers: bool) -> None:
+    """Labels and expressions together; without a selector nobody's, with an empty one everybody's."""
+    budget = fleetviews.BUDGETS.one(raw({"metadata": meta(), "spec": spec, "status": {"disruptionsAllowed": 2}}))
+    assert budget.covers("op", labels) is covers
+    assert not budget.covers("other", labels)
+    assert budget.allowed == 2
+
+
+@pytest.mark.parametrize(("generation", "observed", "is_observed"), [(2, 1, False), (2, 2, True), (2, None, False)])
+def test_a_budget_that_was_not_counted_yet(generation: int, observed: int | None, is_observed: bool) -> None:
+    """What it allows was counted for an older spec, or for none."""
+    status = {} if observed is None else {"observedGeneration": observed, "disruptionsAllowed": 1}
+    assert fleetviews.BUDGETS.one(raw({"metadata": meta(generation=generation), "spec": {}, "status": status})).is_observed is is_observed
+
+
+@pytest.mark.parametrize(
+    ("conditions", "ready"),
+    [
+        (None, False),
+        ([], False),
+        ([{"type": "Ready", "status": "False", "reason": "Draining"}], False),
+        ([{"type": "Ready", "status": "True", "reason": "Ready"}], True),
+        ([{"type": "RequestorFailed", "status": "True", "reason": "Ready"}], False),
+    ],
+)
+def test_when_a_maintenance_is_ready(conditions: list[dict[str, Any]] | None, ready: bool) -> None:
+    """Its condition Ready has the reason Ready, which is what NVIDIA's controller reads."""
+    spec = {"nodeName": "n", "requestorID": "a", "additionalRequestors": None}
+    view = fleetviews.MAINTENANCES.one(raw({"metadata": meta(), "spec": spec, "status": {"conditions": conditions}}))
+    assert (view.is_ready, view.node_name, view.requestor, view.others) == (ready, "n", "a", ())
+
+
+@pytest.mark.parametrize(
+    ("who", "deleting", "used"), [("a", False, True), ("a", True, False), ("b", False, True), ("b", True, True), ("c", False, False)]
+)
+def test_who_uses_a_maintenance(who: str, deleting: bool, used: bool) -> None:
+    """Its maker until it has deleted it, the others until they leave."""
+    about = meta(deletionTimestamp="2026-01-31T09:00:00Z") if deleting else meta()
+    spec = {"nodeName": "n", "requestorID": "a", "additionalRequestors": ["b"]}
+    view = fleetviews.MAINTENANCES.one(raw({"metadata": about, "spec": spec}))
+    assert view.is_used_by(who) is used
