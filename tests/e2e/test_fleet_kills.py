@@ -16,7 +16,7 @@ from tests.kube.proxy import ApiProxy, Rule
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(300)]
 DONE = "upgrade-done"
-QUICK = {"LEASE_DURATION": "4", "RENEW_DEADLINE": "2800ms", "RETRY_PERIOD": "500ms", "REQUEST_TIMEOUT": "1100ms"}
+QUICK = {"LEASE_DURATION": "5", "RENEW_DEADLINE": "3500ms", "RETRY_PERIOD": "500ms", "REQUEST_TIMEOUT": "1400ms"}
 
 
 def to_state(state: str) -> Callable[[ApiProxy, str], Rule]:
@@ -125,12 +125,12 @@ def test_lease_lost_in_the_middle(two: GpuFleet, api_proxy: ApiProxy) -> None:
     """N50, R10: a leader that cannot renew stops writing and ends with 75, the other one finishes; nothing is done twice."""
     first = two.start(proxy=api_proxy, name="first", settings=QUICK)
     two.wait_leader("first")
-    second = two.start(name="second", settings=QUICK)
     mark, training = two.cp.audit_mark(), two.training()
     with watched(two) as story:
         freed = to_state("pod-restart-required")(api_proxy, two.names[0]).hold_answer()
         two.set_driver("2")
         freed.wait_hit(60)
+        second = two.start(name="second", settings=QUICK)
         api_proxy.on("update", "/leases/", times=None).refuse()
         first.wait(40).require(75)
         wait_all_new(two, story, "a lost Lease")
@@ -147,7 +147,6 @@ def test_stopped_between_grant_and_write(two: GpuFleet, api_proxy: ApiProxy, is_
     """N50, R7, R10: a leader is stopped between grant and cordon; its late write is refused or never sent, the budget holds."""
     first = two.start(proxy=api_proxy, name="first", settings=QUICK)
     two.wait_leader("first")
-    two.start(name="second", settings=QUICK)
     with watched(two) as story:
         cordon = to_state("pod-deletion-required")(api_proxy, two.names[0])
         grant = WRITES[1].rule(api_proxy, two.names[0])
@@ -155,6 +154,7 @@ def test_stopped_between_grant_and_write(two: GpuFleet, api_proxy: ApiProxy, is_
         two.set_driver("2")
         held.wait_hit(60)
         first.process.send_signal(signal.SIGSTOP)
+        two.start(name="second", settings=QUICK)
         assert two.names[0] in two.lease()["metadata"]["annotations"][GRANTS]
         two.wait_leader("second")
         two.wait(lambda: two.states()[two.names[0]] != "upgrade-required", "the second to begin the node")
