@@ -22,7 +22,7 @@ CONDITION: Final = "DriverManagerPolicyAccepted"
 """Type of our condition on ClusterPolicy and NVIDIADriver."""
 WAITING_EVENTS: Final = 10_000
 """Events that may wait to be sent; more are dropped, oldest first."""
-WORTH_AN_EVENT: Final = frozenset({Because.BLOCKED_BY_POD, Because.BAD_RECORD, Because.UNKNOWN_STATE, Because.DEVICES_MISSING})
+WORTH_AN_EVENT: Final = frozenset({Because.BLOCKED_BY_POD, Because.BAD_RECORD, Because.UNKNOWN_STATE})
 """Reasons for staying that a person should hear of; every change of state has an Event anyway."""
 ONE_EVENT: Final = frozenset({Because.BLOCKED_BY_BUDGET, Because.MAINTENANCE_OFF})
 """Such reasons whose sentence changes while they last: it is told once."""

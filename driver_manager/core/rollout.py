@@ -188,8 +188,7 @@ def _required(situation: Situation) -> Step:
         return done(situation, Because.UP_TO_DATE, "the driver is the wanted one after all", asked_off)
     if progress and progress.attempt and progress.target != situation.wanted != "":
         sentence = "the driver DaemonSet has a new template: its tries count anew"
-        is_ordered = progress.is_ordered or _is_moved(situation)
-        return go(situation, State.REQUIRED, Because.NEW_TARGET, sentence, **{**anew(situation), "is_ordered": is_ordered})
+        return go(situation, State.REQUIRED, Because.NEW_TARGET, sentence, **anew(situation))
     has_driver = situation.driver is not None and situation.driver.is_ready  # without one it stays closed until it has its turn
     if has_driver and not turn.is_granted and (stay := give_back_maintenance(situation)) is not None:
         return stay
@@ -211,9 +210,8 @@ def _required_without_policy(situation: Situation) -> Step:
 
 
 def _is_fine_after_all(situation: Situation) -> bool:
-    """Whether there is nothing left to upgrade. A label that we did not write is an order, of a person or of another controller."""
-    progress = situation.progress
-    if progress is None or _is_moved(situation) or progress.is_ordered or situation.waits_for_safe_load or not situation.has_good_driver:
+    """Whether there is nothing left to upgrade, whoever wrote the label: then nobody is evicted for it (R11, N43)."""
+    if situation.waits_for_safe_load or not situation.has_good_driver:
         return False
     return not situation.has_own_cordon or _not_valid(situation) is None
 
@@ -256,7 +254,6 @@ def _start(situation: Situation) -> Go:
         "devices": dict(progress.devices) if progress and progress.devices else _devices(node),
         "attempt": min(tries + 1, MAX_TRIES),
         "not_before": 0.0,
-        "is_ordered": _is_moved(situation) or bool(progress and progress.is_ordered),
     }
     annotations = {UPGRADE_REQUESTED: None, ACCEPT: None, INITIAL_UNSCHEDULABLE: "true" if was_closed else None}
     if not situation.holds_maintenance:

@@ -53,8 +53,6 @@ class Progress(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     devices: dict[Short, Count] = {}
     """Resource -> how many of it the node had before its first cordon for this target."""
     attempt: Annotated[int, Meta(ge=0, le=MAX_TRIES)] = 0
-    is_ordered: bool = msgspec.field(name="ordered", default=False)
-    """Whether a person set the label by hand: then it is done even if the driver is the wanted one."""
     not_before: When = msgspec.field(name="notBefore", default=0.0)
     """No new try earlier than this."""
     since: When = 0.0

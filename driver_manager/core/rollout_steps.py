@@ -155,7 +155,7 @@ def anew(situation: Situation) -> dict[str, Any]:
     progress = situation.progress
     is_untouched = bool(progress and progress.failures and not progress.failures[-1].is_driver_gone)
     devices = dict(progress.devices) if progress and not is_untouched else {}
-    return {"target": situation.wanted, "attempt": 0, "not_before": 0.0, "is_ordered": False, "devices": devices}
+    return {"target": situation.wanted, "attempt": 0, "not_before": 0.0, "devices": devices}
 
 
 # Failures -----------------------------------------------------------------------------------------------------------

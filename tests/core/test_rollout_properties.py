@@ -61,7 +61,6 @@ records = st.builds(
     record,
     st.sampled_from(list(State)),
     is_cordoned=flags,
-    is_ordered=flags,
     attempt=st.sampled_from([0, 1, 2, 3, 1000]),
     target=st.sampled_from([OLD, NEW, ""]),
     deadline=st.sampled_from([0.0, NOW - 1, NOW, NOW + 1]),

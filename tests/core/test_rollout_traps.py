@@ -236,11 +236,13 @@ def test_no_node_is_opened_without_a_driver_because_its_policy_goes() -> None:
 
 
 @pytest.mark.parametrize("state", [State.DONE, State.FAILED])
-def test_a_label_set_by_hand_is_an_order_whatever_is_remembered(state: State) -> None:
-    """A node that has been upgraded before is taken through an upgrade like one that never was, with all its tries."""
+def test_n43_a_label_set_by_hand_evicts_nobody_for_a_healthy_driver(state: State) -> None:
+    """N43, R11: back in upgrade-required by hand a node with the wanted driver is done at once; with another it is taken up, tries anew."""
     before = record(state, attempt=3, is_cordoned=False, done=NOW - 5)
     for known in (before, remembered(before), None):
-        decision = decide(situation(node(State.REQUIRED, known), drivers=(driver(),), turn=Turn(is_granted=True)))
+        made, turn = node(State.REQUIRED, known), Turn(is_granted=True)
+        assert [move.after for move in decide(situation(made, drivers=(driver(),), turn=turn)).moves] == [State.DONE]
+        decision = decide(situation(made, drivers=(driver(OLD),), turn=turn))
         assert decision.moves[0].after is State.CORDON
         assert decision.progress is not None
         assert decision.progress.attempt == 1
@@ -327,12 +329,3 @@ def test_an_acceptance_does_not_end_a_row_of_failures() -> None:
     decision = decide(situation(in_work(State.FAILED, annotations={names.ACCEPT: "true"}), drivers=(driver(NEW, is_ready=False),)))
     assert decision.moves[-1].after is State.DONE
     assert decision.progress is None or decision.progress.done == 0
-
-
-def test_an_order_outlives_a_new_template() -> None:
-    """The label set by hand stays an order when the template changes while the node waits."""
-    made = node(State.REQUIRED, record(State.FAILED, target=OLD, is_cordoned=False))
-    first = decide(situation(made, drivers=(driver(),)))
-    assert first.moves[-1].because is Because.NEW_TARGET
-    assert first.progress is not None
-    assert first.progress.is_ordered

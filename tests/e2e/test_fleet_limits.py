@@ -93,7 +93,7 @@ def test_paused(fleet: FleetMaker) -> None:
 
 
 def test_state_written_by_a_person(fleet: FleetMaker) -> None:
-    """N43: set back to upgrade-required with a healthy driver a node ends well and keeps its driver; what is no state is left alone."""
+    """N43: set back to upgrade-required with a healthy driver a node is done at once, never cordoned; what is no state is left alone."""
     two = fleet(2, **QUICK)
     first, second = two.names
     two.start()
@@ -103,6 +103,7 @@ def test_state_written_by_a_person(fleet: FleetMaker) -> None:
         two.change(first, labels={STATE: REQUIRED})
         story.nodes.wait_for(lambda event: event.name == first and two.is_in(event, REQUIRED), "the label", timeout=60)
         two.wait_states({first: DONE})
+    assert story.states_of(first)[-2:] == [REQUIRED, DONE]
     two.change(second, labels={STATE: "upgrade-mostly-done"})
     two.wait(lambda: any(reason == "UnknownState" for _, reason, _ in two.events(second)), "an Event about it")
     assert two.states()[second] == "upgrade-mostly-done"
