@@ -61,7 +61,8 @@ async def preflight(connect: Callable[[], Awaitable[Cluster]], host: Host, clock
     except DriverManagerError as error:
         checks = [Check("host", Level.FAIL, error.message, error.hint, error.exit_code)]
     if not settings.node_name:
-        checks.append(Check("node", Level.FAIL, "NODE_NAME is not set", "set NODE_NAME to the name of this node", Exit.CONFIG))
+        hint = "set NODE_NAME, or --node-name, to the name of this node (or --no-cluster)"
+        checks.append(Check("node", Level.FAIL, "NODE_NAME is not set", hint, Exit.CONFIG))
     try:
         cluster = await connect()
     except DriverManagerError as error:
@@ -125,7 +126,7 @@ def host_checks(host: HostView, settings: Settings) -> list[Check]:
         checks.append(Check("host-pid", Level.PASS, "the processes of the whole host are visible"))
     else:
         checks.append(Check("host-pid", Level.WARN, "only this pod's processes are visible: holders go unseen", "set hostPID: true"))
-    checks.append(_propagation_check(host))
+    checks.append(_propagation_check(host, settings))
     return checks + [Check("host", Level.WARN, note) for note in host.notes]
 
 
@@ -143,10 +144,13 @@ def _unload_check(host: HostView) -> Check:
     return Check("unload", level, sentences[host.unloading], hint, Exit.CANNOT_UNLOAD)
 
 
-def _propagation_check(host: HostView) -> Check:
+def _propagation_check(host: HostView, settings: Settings) -> Check:
     if host.is_run_shared is False:
         sentence = "/run/nvidia is not a shared mount: unmounting here does not unmount on the host"
-        return Check("mounts", Level.WARN, sentence, "mount /run/nvidia with mountPropagation: Bidirectional")
+        hint = "mount /run/nvidia with mountPropagation: Bidirectional"
+        if settings.no_cluster:
+            hint = "on the machine itself nothing is wrong; a container needs it as a shared mount (rshared)"
+        return Check("mounts", Level.WARN, sentence, hint)
     if host.is_run_shared is None:
         return Check("mounts", Level.WARN, "it cannot be seen how /run/nvidia is mounted")
     return Check("mounts", Level.PASS, "/run/nvidia is shared with the host")

@@ -5,7 +5,7 @@ It reads no folder that it does not need: on a node with nothing loaded it takes
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -38,6 +38,7 @@ def look(roots: Roots) -> HostView:
     """Reads the host as it is now."""
     notes: list[str] = []
     modules = _modules(roots, notes)
+    _note_half_a_tree(roots, modules, notes)
     release = kernel_release(roots)
     run_nvidia = roots.own / names.RUN_NVIDIA
     return HostView(
@@ -148,6 +149,16 @@ def module_view(roots: Roots, name: str, notes: list[str] | None = None) -> Modu
         state=ModuleState(state) if state in list(ModuleState) else ModuleState.LIVE,
         version=version.strip() if version else None,
     )
+
+
+def _note_half_a_tree(roots: Roots, modules: Mapping[str, ModuleView], notes: list[str]) -> None:
+    """A kernel shows a module in both places; who lays out a tree may know only one of them."""
+    if not roots.is_tree or modules:
+        return
+    listed = {line.partition(" ")[0] for line in lines_of(text_of(roots.proc / "modules") or "")}
+    if named := sorted(listed.intersection(DRIVER_MODULES)):
+        what = "but on a host tree a loaded module is a folder sys/module/NAME: docs/host-tree.md"
+        notes.append(f"proc/modules names {', '.join(named)}, {what}")
 
 
 def unloading_disabled(roots: Roots) -> bool:

@@ -46,7 +46,7 @@ def tree_roots(tree: Path) -> Roots:
     """
     if not tree.is_dir():
         what = "is not a folder" if tree.exists() else "does not exist"
-        raise ConfigError(f"the host tree {tree} {what}", hint="Name a folder laid out like a host's root.")
+        raise ConfigError(f"the host tree {tree} {what}", hint="Name a folder laid out like a host's root: docs/host-tree.md makes one.")
     tree = tree.resolve()
     return Roots(host=tree, own=tree, is_tree=True)
 

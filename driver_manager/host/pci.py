@@ -39,7 +39,7 @@ def read_bus(roots: Roots, holders: HolderScan | None = None) -> Bus:
             notes.append(f"{address} cannot be read and is left out: {error}")
     return Bus(
         functions=functions,
-        aliases=_aliases(roots, notes),
+        aliases=_aliases(roots, notes) if any(each.vendor == NVIDIA for each in functions.values()) else (),
         has_groups=_has_groups(roots),
         drivers=frozenset(names_in(roots.sys / "bus/pci/drivers")),
         originals=read_originals(roots),
@@ -129,7 +129,7 @@ def _aliases(roots: Roots, notes: list[str]) -> tuple[Alias, ...]:
     except PermissionError:
         text = None
     if text is None:
-        notes.append(f"{where} cannot be read: every function gets plain vfio-pci, also one that would need a driver of its own")
+        notes.append(f"{where} cannot be read: a bind gives every function plain vfio-pci, also one that would need a driver of its own")
         return ()
     return parse_aliases(text)
 

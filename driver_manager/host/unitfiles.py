@@ -99,7 +99,7 @@ class _Machine:
             status = program.stat()
             if stat.S_ISREG(status.st_mode) and status.st_mode & 0o111:
                 return
-        raise ConfigError(f"{command} is no program in {self._root}", hint=hint)
+        raise ConfigError(f"{command} is no program in {self._root}", hint=f"install it there first; {hint}")
 
     def check_unit(self) -> None:
         """What is in the unit's place is either nothing or ours."""

@@ -21,6 +21,7 @@ PLUGIN_SECONDS: Final = 30.0
 
 _MALFORMED: Final = (AttributeError, TypeError, KeyError, ValueError)
 """What the library's reader raises where an entry has another shape than it expects."""
+_HINT: Final = "KUBECONFIG or --kubeconfig names the file: try it with `kubectl --kubeconfig FILE get nodes`"
 
 
 async def load_configuration(kubeconfig: str | None) -> Configuration:
@@ -36,7 +37,7 @@ async def load_configuration(kubeconfig: str | None) -> Configuration:
         except (ConfigException, OSError) as error:
             raise ConfigError(
                 f"no kubeconfig is given, and this is no pod of a cluster: {error}",
-                hint="set KUBECONFIG or --kubeconfig",
+                hint="set KUBECONFIG or --kubeconfig; ~/.kube/config is not taken by itself",
             ) from error
         return configuration
     await _load_files(kubeconfig, configuration)
@@ -47,25 +48,29 @@ async def load_configuration(kubeconfig: str | None) -> Configuration:
 async def _load_files(kubeconfig: str, configuration: Configuration) -> None:
     paths = [Path(path).expanduser() for path in kubeconfig.split(os.pathsep) if path]
     if not any(path.exists() for path in paths):
-        raise ConfigError(f"kubeconfig {kubeconfig}: there is no such file")
+        raise _broken(kubeconfig, "there is no such file")
     try:
         async with asyncio.timeout(PLUGIN_SECONDS):
             await load_kube_config(  # type: ignore[no-untyped-call]
                 config_file=kubeconfig, client_configuration=configuration, persist_config=False
             )
     except ConfigException as error:
-        raise ConfigError(f"kubeconfig {kubeconfig}: {str(error).partition('{')[0].rstrip(' /')}") from None
+        raise _broken(kubeconfig, str(error).partition("{")[0].rstrip(" /")) from None
     except TimeoutError as error:
-        raise ConfigError(f"kubeconfig {kubeconfig}: its credential plugin gave no answer in {PLUGIN_SECONDS:.0f} s") from error
+        raise _broken(kubeconfig, f"its credential plugin gave no answer in {PLUGIN_SECONDS:.0f} s") from error
     except yaml.MarkedYAMLError as error:
         where = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise ConfigError(f"kubeconfig {kubeconfig}: it is not YAML{where}") from None
+        raise _broken(kubeconfig, f"it is not YAML{where}") from None
     except yaml.YAMLError:
-        raise ConfigError(f"kubeconfig {kubeconfig}: it is not YAML") from None
+        raise _broken(kubeconfig, "it is not YAML") from None
     except OSError as error:
-        raise ConfigError(f"kubeconfig {kubeconfig}: {error.strerror or error}: {error.filename or 'a file it names'}") from error
+        raise _broken(kubeconfig, f"{error.strerror or error}: {error.filename or 'a file it names'}") from error
     except _MALFORMED as error:
-        raise ConfigError(f"kubeconfig {kubeconfig}: it is not a kubeconfig ({type(error).__name__} while reading)") from None
+        raise _broken(kubeconfig, f"it is empty, or not a kubeconfig ({type(error).__name__} while reading)") from None
+
+
+def _broken(kubeconfig: str, what: str) -> ConfigError:
+    return ConfigError(f"kubeconfig {kubeconfig}: {what}", hint=_HINT)
 
 
 def _check_server(kubeconfig: str, server: str) -> None:
@@ -75,4 +80,4 @@ def _check_server(kubeconfig: str, server: str) -> None:
     except ValueError:
         is_usable = False
     if not is_usable:
-        raise ConfigError(f"kubeconfig {kubeconfig}: the current context names no usable server: {server!r}")
+        raise _broken(kubeconfig, f"the current context names no usable server: {server!r}")

@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 _BROKEN: Final = (aiohttp.ClientError, OSError, TimeoutError)
 """How the transport says that there is no answer. TLS failures are among the first two."""
+_NO_ANSWER: Final = "is the API server up, and is that its address, as seen from here? The kubeconfig or the pod's environment gives it"
 
 
 class Connection:
@@ -177,9 +178,9 @@ class Connection:
     def _unreachable(self, call: Call, error: Exception, seconds: float = 0.0) -> Unreachable:
         server = self._configuration.host
         if isinstance(error, TimeoutError):
-            return Unreachable(f"{call}: no answer from {server} within {seconds or self._timeout:g} s")
+            return Unreachable(f"{call}: no answer from {server} within {seconds or self._timeout:g} s", hint=_NO_ANSWER)
         cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
-        hint = ""
+        hint = _NO_ANSWER
         if isinstance(error, aiohttp.ClientConnectorCertificateError):
             cause = error.certificate_error
         if isinstance(error, aiohttp.ClientSSLError):

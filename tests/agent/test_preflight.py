@@ -34,7 +34,7 @@ def test_n59_no_node_name_is_one_failed_check(has_cluster: bool) -> None:
         assert told["node"] == "NODE_NAME is not set"
         assert ("api" in told) is not has_cluster
         assert {"api", "node"} | HOST <= {check.name for check in checks}
-        assert all(check.hint for check in checks if check.name == "node")
+        assert all("--node-name" in check.hint for check in checks if check.name == "node")
         assert worst(checks) is Exit.CONFIG
         assert stage.world.surface(stage.scenario.node) == stage.before
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.cli.documents import ROOT
 from tests.e2e.command import Ended, start
 from tests.host.trees import Tree
 
@@ -19,7 +23,7 @@ def on_tree(folder: Path, *words: str) -> Ended:
     (tree / "etc").mkdir(parents=True, exist_ok=True)
     (tree / "etc/hostname").write_text("metal-1\n")
     env = {"PATH": os.environ["PATH"], "DRIVER_MANAGER_HOST_TREE": str(tree), "NO_CLUSTER": "true"}
-    return start(words, env, folder / "run").wait()
+    return start(words, env, folder / f"run-{words[0]}").wait()
 
 
 def test_restore_prints_its_result_as_json(tmp_path: Path) -> None:
@@ -57,3 +61,35 @@ def test_a_failed_run_says_so_once(tmp_path: Path) -> None:
     assert [line["message"] for line in told if line["level"] in ("warning", "error")] == ["end"]
     assert told[-1]["hint"]
     assert {line["message"] for line in told} == {"step ended", "putting the node back", "end"}
+
+
+def test_a_tree_with_half_of_a_module_says_so(tmp_path: Path) -> None:
+    """A driver that only `proc/modules` names is not loaded on a host tree, and who laid it out learns why."""
+    (tmp_path / "tree").mkdir()
+    Tree(tmp_path / "tree").file("proc/modules", "nvidia 16384 0 - Live 0x0 (OE)\next4 1 0 - Live 0x0\n")
+    out = " ".join(on_tree(tmp_path, "plan").require(0).out.split())
+    assert "nothing-loaded" in out
+    assert "proc/modules names nvidia, but on a host tree a loaded module is a folder sys/module/NAME" in out
+
+
+def test_what_a_machine_of_its_own_needs_no_pod_spec_for(tmp_path: Path) -> None:
+    """Without a cluster nobody is told to change the mounts of a pod."""
+    (tmp_path / "tree").mkdir()
+    Tree(tmp_path / "tree").file("proc/self/mountinfo", "21 1 8:1 / / rw - ext4 /dev/sda1 rw\n")
+    out = on_tree(tmp_path, "preflight_check").require(0).out
+    assert "warn mounts: /run/nvidia is not a shared mount" in out
+    assert "mountPropagation" not in out
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+def test_the_tree_of_the_page_is_freed(tmp_path: Path, shell: str) -> None:
+    """What docs/host-tree.md makes is a node with a driver that a process holds; when the process has gone, a run frees it."""
+    tree = tmp_path / "tree"
+    script = (ROOT / "docs/host-tree.md").read_text().partition("```sh\n")[2].partition("```")[0]
+    script = script.replace("tree=/tmp/gpu-host", f"tree={tree}")
+    subprocess.run([shell, "-eu"], input=script, text=True, check=True)
+    assert "process 4711 python3 holds /dev/nvidia0" in on_tree(tmp_path, "plan").require(0).out
+    shutil.rmtree(tree / "proc/4711")
+    on_tree(tmp_path, "uninstall_driver").require(0)
+    calls = [json.loads(line) for line in (tree / "calls.jsonl").read_text().splitlines()]
+    assert [call["arguments"][0] for call in calls] == ["nvidia_uvm", "nvidia", "/run/nvidia/driver"]

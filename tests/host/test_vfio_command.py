@@ -103,6 +103,15 @@ def test_one_device_in_any_spelling(four: Tree) -> None:
     assert drivers(four) == ["nvidia"] * 4
 
 
+@pytest.mark.parametrize("action", ["bind", "unbind"])
+def test_no_gpu_is_one_line(tree: Tree, action: str) -> None:
+    """Where nothing is to be moved, nobody is warned of which driver it would get."""
+    tree.gpu("0000:01:00.0", driver="mlx5_core", vendor="0x15b3", device_class="0x020000", group="9")
+    ended = vfio_manage(tree, action, "--all", "--dry-run")
+    assert ended.out == "no GPU of NVIDIA is here: nothing to do\n"
+    assert "modules.alias" not in ended.err
+
+
 def test_dry_run_changes_nothing(four: Tree) -> None:
     """It says what would be done; a refusal has its exit code there too."""
     ended = vfio_manage(four, "bind", "--all", "--dry-run").require(0)

@@ -130,8 +130,9 @@ async def test_nobody_listens(clock: QuickClock, tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
         cluster = await kube.connect(write_kubeconfig(tmp_path / "config", f"http://127.0.0.1:{port}"), clock)
-        with pytest.raises(Unreachable, match="Connect call failed"):
+        with pytest.raises(Unreachable, match="Connect call failed") as refused:
             await cluster.evict(POD)
+        assert "address" in refused.value.hint
         with pytest.raises(Unreachable):
             await cluster.node("n1")
         await cluster.close()

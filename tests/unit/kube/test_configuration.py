@@ -21,8 +21,10 @@ async def complaint(kubeconfig: str | None, clock: QuickClock) -> str:
 
 
 async def test_a_missing_file_is_named(clock: QuickClock, tmp_path: Path) -> None:
-    """Nothing is guessed instead."""
-    assert str(tmp_path / "none") in await complaint(str(tmp_path / "none"), clock)
+    """Nothing is guessed instead, and it is said how a file is named and tried."""
+    said = await complaint(str(tmp_path / "none"), clock)
+    assert str(tmp_path / "none") in said
+    assert "--kubeconfig FILE" in said
 
 
 @pytest.mark.parametrize(
@@ -77,6 +79,7 @@ async def test_outside_of_a_cluster(clock: QuickClock, monkeypatch: pytest.Monke
     said = await complaint(None, clock)
     assert "no pod of a cluster" in said
     assert "KUBECONFIG" in said
+    assert "~/.kube/config" in said
 
 
 @pytest.mark.real_sockets
