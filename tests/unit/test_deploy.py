@@ -11,7 +11,7 @@ from driver_manager.cli.arguments import normalised
 from driver_manager.core.snapshot import Rule
 from driver_manager.core.upgrade_policy import OWN_LABELS
 from driver_manager.fleetconfig import CONTROLLER_OPTIONS, SHARED
-from driver_manager.kube.fleetcalls import CLUSTER_RULES, LEASE_RULES, MAINTENANCE_RULES, OPERATOR_RULES
+from driver_manager.kube.fleetcalls import CLUSTER_RULES, MAINTENANCE_RULES, OPERATOR_RULES, OWN_RULES
 from tests.kube.manifests import CONTROLLER, MAINTENANCE, documents, path
 
 Object = dict[str, Any]
@@ -46,7 +46,7 @@ def needed(rules: tuple[Rule, ...]) -> set[tuple[str, str, str]]:
     [
         ("ClusterRole", None, CLUSTER_RULES),
         ("Role", "gpu-operator", OPERATOR_RULES),
-        ("Role", "driver-manager", LEASE_RULES),
+        ("Role", "driver-manager", OWN_RULES),
     ],
 )
 def test_the_roles_are_the_table_of_calls(kind: str, namespace: str | None, rules: tuple[Rule, ...]) -> None:
