@@ -88,7 +88,7 @@ def _step(situation: Situation) -> Step:
         return _adopt(situation, state)
     if situation.policy is None and state in BEFORE_RESTART:
         return take_back(situation)
-    if state in IDLE and is_left_over(situation.node, situation.progress):
+    if state in IDLE and not situation.bad_policy and is_left_over(situation.node, situation.progress):
         words = "it was parked though nothing goes on there, and is not any more"
         return Go(state, Because.LEFT_OVER, words, situation.progress, taken_off(situation.node, situation.progress))
     if state in BEFORE_RESTART - {State.CORDON, State.MAINTENANCE} and not situation.node.unschedulable:

@@ -96,6 +96,7 @@ class DaemonSets:
                 daemon_set.dirty.update(later)
                 self._report(daemon_set)
                 return made  # the rest of the batch is skipped after a refusal
+        daemon_set.refusals = 0  # only a round without a refusal ends its pauses
         if daemon_set.is_rolling:
             self._roll(daemon_set)
         self._report(daemon_set)
@@ -143,7 +144,6 @@ class DaemonSets:
             self.store.write(WHO, "FailedCreate", daemon_set.ref, reason or "namespace is being terminated")
             self.store.timers.later(pause, lambda: self._sync_again(daemon_set))
             return False
-        daemon_set.refusals = 0
         pod = self._make_pod(daemon_set, node.name)
         for shape in self.shapers:
             shape(pod)
