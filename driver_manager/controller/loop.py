@@ -26,10 +26,10 @@ from driver_manager.core.budget import Tally, count
 from driver_manager.core.disruption import never_evicted
 from driver_manager.core.fleet import Changed, FleetPod, Kind
 from driver_manager.core.hold import Hold
-from driver_manager.core.parking import MOST_PARKED_NODES
+from driver_manager.core.parking import MOST_PARKED_NODES, TOO_MANY_PARKED
 from driver_manager.core.policy_groups import Groups, policy_groups
 from driver_manager.core.rollout import decide, may_only_restart
-from driver_manager.core.rollout_record import Progress, encode
+from driver_manager.core.rollout_record import MAX_PARKED, Progress, encode
 from driver_manager.core.rollout_states import BEFORE_RESTART, Because, State, state_of
 from driver_manager.core.situation import Decision, Situation, Stay, Turn, Work
 from driver_manager.core.snapshot import ChangeKind, NodeView
@@ -570,6 +570,8 @@ class Controller:
             never = never_evicted(todo.evict, self.cache.budgets(pod.namespace for pod in todo.evict))
         except ClusterError as error:
             return f"its pods cannot be looked at: {error.message}"
+        if todo.hold.parked and situation.has_maintenance:
+            return f"{', '.join(sorted(todo.hold.parked))} cannot be parked where a maintenance operator frees the nodes"
         if (full := self._hold(name, todo.hold)) is not None:
             return full
         refusals = () if situation.policy.drain.enable else todo.refusals  # the drain has other rules, and comes after
@@ -577,6 +579,8 @@ class Controller:
 
     def _hold(self, name: str, hold: Hold) -> str | None:
         """Remembers for the node's cordon what keeps DaemonSets off it; gives why it cannot be begun where that is too much."""
+        if len(hold.parked) > MAX_PARKED:
+            return TOO_MANY_PARKED
         parked = self.parking.parked_nodes() | {other for other, held in self._holds.items() if held.parked}
         if hold.parked and len(parked - {name}) >= MOST_PARKED_NODES:
             return f"{MOST_PARKED_NODES} nodes are parked, and it needs that too: it waits for one of them"

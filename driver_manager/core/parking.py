@@ -5,7 +5,7 @@ part of the guarded node patches that the roll-out makes anyway, and the record 
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
@@ -15,11 +15,12 @@ from driver_manager.core.keepoff import choose_keep_off
 from driver_manager.core.rollout_record import MAX_PARKED, Progress
 from driver_manager.core.situation import NodeChange
 from driver_manager.core.snapshot import NodeView, Taint
-from driver_manager.names import COMPONENT_LABEL, NAME_LABEL, OWN_NAME, PARK, PARKED, PAUSED
+from driver_manager.names import NAME_LABEL, OWN_NAME, PARK, PARKED, PAUSED
 from driver_manager.operands import OPERANDS
 
 MOST_PARKED_NODES: Final = 100
 """A pod's creation costs the API server 4 ms with none, 33 ms with 100 and 439 ms with 1,000 parked nodes (decision 44, measured)."""
+TOO_MANY_PARKED: Final = f"more than {MAX_PARKED} DaemonSets would have to be parked on it"
 SYSTEM_NAMESPACES: Final = ("kube-", "openshift-")
 """How the names of namespaces begin whose DaemonSets the cluster itself needs."""
 OPERAND_APPS: Final = frozenset(operand.app for operand in OPERANDS if operand.app)
@@ -51,7 +52,7 @@ class Means:
 def opt_in_problem(daemon_set: FleetSet, own_namespace: str) -> str:
     """Why a DaemonSet is not parked though its label asks for it; empty where nothing speaks against it."""
     labels = daemon_set.pod_labels
-    if is_driver(labels) or is_driver({COMPONENT_LABEL: labels.get(COMPONENT_LABEL, "")}):
+    if is_driver(labels):
         return "it is the driver's own"
     if is_validator(labels):
         return "it validates the driver"
@@ -202,8 +203,3 @@ def held_up(daemon_set: FleetSet, nodes: Iterable[NodeView]) -> int:
 def woken(node: NodeView) -> NodeChange:
     """A change of a node's labels that means nothing and has the DaemonSet controller look at once (measured)."""
     return NodeChange(labels={PARKED: "again" if node.labels.get(PARKED) == "true" else "true"})
-
-
-def without(means: Means, owners: Collection[str], why: str) -> Means:
-    """Means without some DaemonSets, because they are not kept off after all."""
-    return replace(means, parkable=means.parkable - frozenset(owners), not_now={**means.not_now, **dict.fromkeys(owners, why)})

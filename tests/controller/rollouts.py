@@ -11,7 +11,7 @@ import json
 import random
 import sys
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from driver_manager import names
@@ -72,6 +72,9 @@ class Script:
     parking: str = ""
     """`gate`, `deny` or both: an exporter that tolerates everything is parked so."""
 
+    def _as_possible(self) -> Script:
+        return self if self.maintenance is None else replace(self, parking="")  # a maintenance operator parks nobody
+
     @classmethod
     def of(cls, seed: int) -> Script:
         """The script of a seed."""
@@ -101,7 +104,7 @@ class Script:
             blocked=rng.choice((None, None, 0.0, 30.0, 500.0)),
             maintenance=rng.choice((None, None, None, 0.5, 20.0)),
             parking=rng.choice(("", "", GATE, GATE, DENY, f"{GATE} {DENY}")),
-        )
+        )._as_possible()
 
 
 @dataclass(slots=True)

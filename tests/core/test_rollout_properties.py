@@ -14,7 +14,7 @@ from driver_manager import names
 from driver_manager.core.hold import OUR_TAINT_VALUE, Hold
 from driver_manager.core.parking import is_held
 from driver_manager.core.rollout import MAX_PASSED, decide
-from driver_manager.core.rollout_record import MAX_BYTES, Failure, Progress, decode, encode
+from driver_manager.core.rollout_record import MAX_BYTES, MAX_PARKED, Failure, Progress, decode, encode
 from driver_manager.core.rollout_states import TRANSITIONS, Because, State, state_of
 from driver_manager.core.rollout_steps import NVIDIAS, remembered
 from driver_manager.core.situation import Decision, Freeing, RolloutSettings, Situation, Turn
@@ -59,6 +59,7 @@ HOLDS = [
     Hold(frozenset({"mon/exporter"})),
     Hold(frozenset({"mon/other"}), {names.DEPLOY_CLIENT: "true"}),
     Hold(taint=Taint("nvidia.com/gpu", OUR_TAINT_VALUE)),
+    Hold(frozenset(f"mon/e{number}" for number in range(MAX_PARKED + 1))),
 ]
 FOREIGN_TAINT = Taint("nvidia.com/gpu-driver-update", "dm-agent")
 FREEINGS = [
