@@ -23,8 +23,12 @@ NAME_LABEL: Final = "app.kubernetes.io/name"
 OWN_NAME: Final = "driver-manager"
 """Value of NAME_LABEL on this program's own pods."""
 
+PARK: Final = "nvidia.com/gpu-driver-manager.park"
+"""Label of a DaemonSet, `true`: it may be kept off a node by an admission policy while the node's driver is away."""
 PARKED: Final = "nvidia.com/gpu-driver-manager.parked"
-"""Node label and annotation: DaemonSets that an admission policy keeps off this node."""
+"""Node label and annotation: DaemonSets that an admission policy keeps off this node. Also gate and label of pods kept off."""
+PROBE: Final = "nvidia.com/gpu-driver-manager.probe"
+"""Pod annotation, `namespace/name` of a DaemonSet: asks (in a dry run) whether a pod of that DaemonSet would be kept off."""
 
 ROLLOUT: Final = "nvidia.com/gpu-driver-manager.rollout"
 """Node annotation: how far the controller is with this node, and what it has to put back (core/rollout_record.py)."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from driver_manager.core.fleet import EventNote, FleetEvent, Kind, LeaseView, MaintenanceOrder, MaintenanceView, PolicySource
+from driver_manager.core.parking import Tried
 from driver_manager.core.snapshot import (
     ClaimView,
     DaemonSetView,
@@ -142,6 +143,27 @@ class Fleet(Cluster, Protocol):
 
         Raises:
             NotFound: it is gone. Conflict: another pod has its name now. Forbidden, Unreachable.
+        """
+        ...
+
+    async def has_parking_policy(self) -> bool:
+        """Whether one of the two admission policies of deploy/parking is there with its binding. That it works, only a dry run shows.
+
+        Raises:
+            Forbidden, Unreachable.
+        """
+        ...
+
+    async def try_pod(self, namespace: str, owner: str, node_name: str) -> Tried:
+        """What would become of a pod that a DaemonSet made for a node now: a dry run, which makes nothing.
+
+        Args:
+            namespace: where the dry run is made: that of the account.
+            owner: the DaemonSet, `namespace/name`.
+            node_name: the node.
+
+        Raises:
+            Forbidden: the account may not, or somebody else refuses. Unreachable.
         """
         ...
 

@@ -76,6 +76,10 @@ class Cache:
         """By name."""
         self.is_maintenance_served = False
         """Whether the API has NodeMaintenances, and the settings name a namespace of theirs."""
+        self.parkable: dict[str, FleetSet] = {}
+        """DaemonSets that ask to be parked, by uid."""
+        self.gated: dict[str, FleetPod] = {}
+        """Pods that were kept off their node, by uid."""
         self._on_policies = on_policies
         self.synced: set[Kind] = set()
         """Kinds that have been listed, or are not served."""
@@ -194,8 +198,14 @@ class Cache:
         match item:
             case NodeView():
                 return self.put_node(item)
+            case FleetPod() if kind is Kind.GATED_PODS:
+                self.gated[item.uid] = item
+                return set()
             case FleetPod():
                 return (self._drivers if kind is Kind.DRIVER_PODS else self._validators).put(item)
+            case FleetSet() if kind is Kind.PARKABLE_SETS:
+                self.parkable[item.uid] = item
+                return set()
             case FleetSet():
                 return self._put_set(item)
             case Revision():
@@ -215,8 +225,14 @@ class Cache:
         match item:
             case NodeView():
                 return self.drop_node(item.name, item.uid)
+            case FleetPod() if kind is Kind.GATED_PODS:
+                self.gated.pop(item.uid, None)
+                return set()
             case FleetPod():
                 return (self._drivers if kind is Kind.DRIVER_PODS else self._validators).take(item.uid)
+            case FleetSet() if kind is Kind.PARKABLE_SETS:
+                self.parkable.pop(item.uid, None)
+                return set()
             case FleetSet():
                 return self._drop_set(item.uid)
             case Revision():
@@ -253,6 +269,10 @@ class Cache:
                 return list(self._validators.by_uid.values())
             case Kind.DAEMON_SETS:
                 return list(self.sets.values())
+            case Kind.PARKABLE_SETS:
+                return list(self.parkable.values())
+            case Kind.GATED_PODS:
+                return list(self.gated.values())
             case Kind.REVISIONS:
                 return [each for some in self._revisions.values() for each in some.values()]
             case Kind.CLUSTER_POLICIES | Kind.NVIDIA_DRIVERS:

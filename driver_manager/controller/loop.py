@@ -16,6 +16,7 @@ import msgspec
 from driver_manager.controller.cache import Cache
 from driver_manager.controller.election import Election, read_grants, written_grants
 from driver_manager.controller.maintenance import Maintenance
+from driver_manager.controller.parking import Parking
 from driver_manager.controller.reminders import Reminders
 from driver_manager.controller.settings import ControllerSettings
 from driver_manager.controller.sight import progress_of, situation_of
@@ -24,9 +25,11 @@ from driver_manager.controller.work import FREED_AT_ONCE, Handlers, Job, Worker,
 from driver_manager.core.budget import Tally, count
 from driver_manager.core.disruption import never_evicted
 from driver_manager.core.fleet import Changed, FleetPod, Kind
+from driver_manager.core.hold import Hold
+from driver_manager.core.parking import MOST_PARKED_NODES, TOO_MANY_PARKED
 from driver_manager.core.policy_groups import Groups, policy_groups
 from driver_manager.core.rollout import decide, may_only_restart
-from driver_manager.core.rollout_record import Progress, encode
+from driver_manager.core.rollout_record import MAX_PARKED, Progress, encode
 from driver_manager.core.rollout_states import BEFORE_RESTART, Because, State, state_of
 from driver_manager.core.situation import Decision, Situation, Stay, Turn, Work
 from driver_manager.core.snapshot import ChangeKind, NodeView
@@ -67,6 +70,7 @@ class Controller:
         self._election, self._telling = election, telling
         self._handlers = Handlers(fleet, clock.now)
         self.cache = Cache(self._policies_changed)
+        self.parking = Parking(fleet, clock, settings, election, self.cache)
         self.tally = Tally()
         self.groups = Groups()
         self.stays: dict[str, Stay] = {}
@@ -86,6 +90,8 @@ class Controller:
         """Nodes that a predecessor was granted and that do not show it: a late write of it may still come."""
         self._refused: dict[str, Refusal] = {}
         self._maintenance = Maintenance(fleet, self.cache, settings.maintenance)
+        self._holds: dict[str, Hold] = {}
+        """Node that may be begun -> what has to keep DaemonSets off it."""
         self._workers: dict[str, tuple[Worker, asyncio.Task[None]]] = {}
         self._freeing = asyncio.Semaphore(FREED_AT_ONCE)
         self._deleted: dict[str, tuple[str, float]] = {}
@@ -111,6 +117,7 @@ class Controller:
             for kind in Kind:
                 tasks.create_task(self._follow(kind))
             tasks.create_task(self._work())
+            tasks.create_task(self.parking.run())
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         assert self._tasks is not None
@@ -138,6 +145,7 @@ class Controller:
                 self._spawn(self._confirm_gone(event.item))
                 continue
             self._mark(self.cache.apply(event))
+            self.parking.wake()
 
     async def _confirm_gone(self, node: NodeView) -> None:
         with suppress(ClusterError):
@@ -281,7 +289,7 @@ class Controller:
             sentence = "the API has no NodeMaintenances: install the maintenance operator, or set MAINTENANCE_OPERATOR_ENABLED=false"
             return Turn(because=Because.MAINTENANCE_OFF, sentence=sentence)
         if name in self._granted:
-            return Turn(is_granted=True)
+            return Turn(is_granted=True, hold=self._holds.get(name))
         refusal = self._refused.get(name)
         if refusal is not None and refusal.again_at > self._clock.epoch():
             return Turn(because=Because.BLOCKED_BY_POD, sentence=refusal.sentence, again_at=refusal.again_at)
@@ -332,7 +340,7 @@ class Controller:
             return
         self._stop_worker(name)
         budgets, tell = self.cache.budgets, lambda: self._mark((name,))
-        worker = Worker(self._fleet, self._clock, self._settings.agent, self._handlers, budgets, job, tell)
+        worker = Worker(self._fleet, self._clock, self._settings.agent, self._handlers, budgets, job, tell, self.parking)
         self._workers[name] = (worker, self._spawn(self._run(worker)))
 
     async def _run(self, worker: Worker) -> None:
@@ -395,12 +403,14 @@ class Controller:
             labels=change.labels,
             annotations=change.annotations,
             unschedulable=change.unschedulable,
+            taints=change.taints,
         )
         try:
             written = await self._patch(patch)
             if written is None:
                 return
             self.cache.put_node(written)
+            self.parking.wake()
             self._let_go(name)
             self._refused.pop(name, None)
             evicted = self._workers[name][0].told.evicted if name in self._workers else []
@@ -440,6 +450,7 @@ class Controller:
     def _let_go(self, name: str) -> None:
         """A grant has been used, or is not going to be."""
         self._starting.discard(name)
+        self._holds.pop(name, None)
         if name in self._granted or name in self._inherited:
             self._granted.discard(name)
             self._inherited.discard(name)
@@ -548,16 +559,33 @@ class Controller:
         if node is None:
             return "it is gone"
         situation = self.situation(node)
+        self._holds.pop(name, None)
         if situation.policy is None or (may_only_restart(situation) and not situation.has_maintenance):
             return None
         try:
             pods = await self._fleet.pods_on(name)
-            todo = await what_to_free(self._fleet, self._handlers, self._settings.agent, node, pods.items, situation.policy, Work.FREE)
+            means = await self.parking.means(node)
+            policy, settings = situation.policy, self._settings.agent
+            todo = await what_to_free(self._fleet, self._handlers, settings, node, pods.items, policy, Work.FREE, means)
             never = never_evicted(todo.evict, self.cache.budgets(pod.namespace for pod in todo.evict))
         except ClusterError as error:
             return f"its pods cannot be looked at: {error.message}"
+        if todo.hold.parked and situation.has_maintenance:
+            return f"{', '.join(sorted(todo.hold.parked))} cannot be parked where a maintenance operator frees the nodes"
+        if (full := self._hold(name, todo.hold)) is not None:
+            return full
         refusals = () if situation.policy.drain.enable else todo.refusals  # the drain has other rules, and comes after
         return "; ".join((*refusals, *never)) or None
+
+    def _hold(self, name: str, hold: Hold) -> str | None:
+        """Remembers for the node's cordon what keeps DaemonSets off it; gives why it cannot be begun where that is too much."""
+        if len(hold.parked) > MAX_PARKED:
+            return TOO_MANY_PARKED
+        parked = self.parking.parked_nodes() | {other for other, held in self._holds.items() if held.parked}
+        if hold.parked and len(parked - {name}) >= MOST_PARKED_NODES:
+            return f"{MOST_PARKED_NODES} nodes are parked, and it needs that too: it waits for one of them"
+        self._holds[name] = hold
+        return None
 
     def _refuse(self, name: str, sentence: str) -> None:
         """Nothing is done to the node; it is looked at again later."""

@@ -16,6 +16,7 @@ from driver_manager.controller.sight import progress_of, situation_of
 from driver_manager.controller.work import Handlers, what_to_free
 from driver_manager.core.budget import Tally, count
 from driver_manager.core.fleet import FleetEvent, Kind, LeaseView
+from driver_manager.core.parking import Means, means_for
 from driver_manager.core.policy_groups import FILE_GROUP, Groups, policy_groups
 from driver_manager.core.record import find_record
 from driver_manager.core.rollout import decide
@@ -160,7 +161,7 @@ async def overview(fleet: Fleet, cache: Cache, leader: Leader, now: float, setti
             continue  # no driver of the operator's concerns it
         if looks < MAX_LOOKS and _is_worth_a_look(seen):
             looks += 1
-            seen = await _with_pods(fleet, settings, seen)
+            seen = await _with_pods(fleet, settings, seen, _means(cache, node))
         if seen.state is State.MAINTENANCE:  # that it goes on is the operator's to say
             seen = replace(seen, has_maintenance=True, maintenance="pending")
         tally.put(node.name, count(node, seen.state, seen.progress, seen.group, wanted=seen.wanted, is_granted=node.name in leader.grants))
@@ -185,12 +186,19 @@ def _is_worth_a_look(seen: Situation) -> bool:
     return seen.state in (State.WAIT_FOR_JOBS, State.POD_DELETION, State.DRAIN)
 
 
-async def _with_pods(fleet: Fleet, settings: Settings, seen: Situation) -> Situation:
+def _means(cache: Cache, node: NodeView) -> Means:
+    """What the controller has to keep DaemonSets off, if its admission policies work."""
+    opted_in = list(cache.parkable.values())
+    return means_for(node, opted_in=opted_in, operator_sets=cache.sets.values(), own_namespace="", why_not="", is_full=False)
+
+
+async def _with_pods(fleet: Fleet, settings: Settings, seen: Situation, means: Means) -> Situation:
     """The same with what the node's pods say."""
     work = Work.DRAIN if seen.state is State.DRAIN else Work.FREE
     try:
         pods = (await fleet.pods_on(seen.node.name)).items
-        todo = await what_to_free(fleet, Handlers(fleet, lambda: 0.0), settings, seen.node, pods, seen.in_force, work)
+        handlers = Handlers(fleet, lambda: 0.0)
+        todo = await what_to_free(fleet, handlers, settings, seen.node, pods, seen.in_force, work, means)
     except ClusterError:
         return seen
     match seen.state:

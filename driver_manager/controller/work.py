@@ -2,14 +2,15 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from driver_manager.config import Settings
 from driver_manager.core.disruption import Order, in_order, never_evicted
 from driver_manager.core.fleet import BudgetView
 from driver_manager.core.freeing import ToFree, Users, pods_to_drain, pods_to_free
+from driver_manager.core.parking import Means
 from driver_manager.core.situation import Freeing, Work
 from driver_manager.core.snapshot import NodeView, PodView
 from driver_manager.core.upgrade_policy import UpgradePolicy
@@ -62,6 +63,22 @@ class Told:
     """`namespace/name` of pods whose eviction was accepted."""
 
 
+class Keeper(Protocol):
+    """Who knows how DaemonSets are kept off a node."""
+
+    async def means(self, node: NodeView) -> Means:
+        """What there is for that."""
+        ...
+
+    async def prove(self, node_name: str, owners: Collection[str]) -> None:
+        """Returns when parked DaemonSets are kept off.
+
+        Raises:
+            Refused: they are not.
+        """
+        ...
+
+
 class Worker:
     """Does one job; tells after each change."""
 
@@ -74,8 +91,9 @@ class Worker:
         budgets: FindBudgets,
         job: Job,
         on_change: Callable[[], None],
+        keeper: Keeper,
     ) -> None:
-        self._cluster, self._clock, self._settings, self._handlers = cluster, clock, settings, handlers
+        self._cluster, self._clock, self._settings, self._handlers, self._keeper = cluster, clock, settings, handlers, keeper
         self.job = job
         self._budgets = budgets
         self._on_change = on_change
@@ -129,6 +147,10 @@ class Worker:
                 if not todo.gone:
                     self._tell(Freeing(is_done=True))
                     return
+                if missing := todo.hold.missing_on(self.job.node):
+                    self._tell(Freeing(hold=missing))  # the node is written first, and another job goes on from there
+                    return
+                await self._keeper.prove(name, todo.hold.parked)
                 await self._take_off(tracker, todo)
             left = ", ".join(pod.ref for pod in (await self._look(tracker)).gone)
             if left:
@@ -137,8 +159,8 @@ class Worker:
 
     async def _look(self, tracker: PodTracker) -> ToFree:
         pods = tuple(tracker.present.values())
-        job = self.job
-        return await what_to_free(self._cluster, self._handlers, self._settings, job.node, pods, job.policy, job.work)
+        job, means = self.job, await self._keeper.means(self.job.node)
+        return await what_to_free(self._cluster, self._handlers, self._settings, job.node, pods, job.policy, job.work, means)
 
     def _budgets_of(self, pods: Sequence[PodView]) -> tuple[BudgetView, ...]:
         return self._budgets(pod.namespace for pod in pods)
@@ -195,7 +217,14 @@ class Handlers:
 
 
 async def what_to_free(
-    cluster: Cluster, handlers: Handlers, settings: Settings, node: NodeView, pods: Sequence[PodView], policy: UpgradePolicy, work: Work
+    cluster: Cluster,
+    handlers: Handlers,
+    settings: Settings,
+    node: NodeView,
+    pods: Sequence[PodView],
+    policy: UpgradePolicy,
+    work: Work,
+    means: Means,
 ) -> ToFree:
     """What has to happen to the pods of a node, with their claims and runtime classes read."""
     wanted = {(pod.namespace, name) for pod in pods for name in pod.claims}
@@ -203,6 +232,7 @@ async def what_to_free(
         settings=settings,
         claims=await cluster.claims(wanted) if wanted else {},
         runtime_handlers=await handlers.get() if any(pod.runtime_class for pod in pods) else None,
+        means=means,
     )
     return (pods_to_drain if work is Work.DRAIN else pods_to_free)(node, pods, policy, users)
 

@@ -25,6 +25,7 @@ from driver_manager.names import (
     NAME_LABEL,
     NEVER_PAUSED,
     OWN_NAME,
+    PARK,
     PAUSED,
     UPGRADE_CONTROLLER_PREFIXES,
     VM_LABEL,
@@ -104,6 +105,10 @@ class PodPolicy:
     """`app` labels of the operands whose label is paused."""
     keep_off: Taint | None = None
     is_policy_owned: bool = False
+    parkable: frozenset[str] | None = None
+    """`namespace/name` of DaemonSets that are kept off by an admission policy; None where nobody parks any."""
+    not_parkable: Mapping[str, str] = field(default_factory=dict)
+    """Those that ask for it and cannot be, with why not, which goes on from the DaemonSet's name."""
 
     @property
     def context(self) -> UseContext:
@@ -276,15 +281,27 @@ def _daemon_set(pod: PodView, policy: PodPolicy, found: tuple[Use, ...]) -> Verd
     """A DaemonSet's pod comes back at once unless a taint keeps it off; the controller makes it tolerate the cordon."""
     if not _is_daemon(pod):
         return None
+    if policy.keep_off is None or any(each.tolerates(policy.keep_off) for each in pod.tolerations):
+        return _stubborn(pod, policy, found)
+    sentence = f"{_words(found)}; the taint {policy.keep_off.key} keeps it off meanwhile"
+    return Verdict(pod, Action.EVICT, found[0].evidence, sentence, found[0].setting, is_last=is_dra_plugin(pod))
+
+
+def _stubborn(pod: PodView, policy: PodPolicy, found: tuple[Use, ...]) -> Verdict:
+    """A DaemonSet's pod that no taint keeps off."""
     setting = f'give {_owner(pod)} the nodeSelector {DEPLOY_CLIENT}: "true", or narrow its tolerations'
+    if policy.parkable is not None:
+        setting = f'label {_owner(pod)} {PARK}="true" to have it parked, {setting}'
+    ref = f"{pod.namespace}/{pod.owner.name}" if pod.owner is not None else ""
+    if ref in (policy.parkable or ()):
+        return Verdict(pod, Action.PARK, Reason.DAEMON_SET, f"{_words(found)}; {_owner(pod)} is parked meanwhile")
+    if ref in policy.not_parkable:
+        return Verdict(pod, Action.REFUSE, Reason.DAEMON_SET, f"{_words(found)}; {_owner(pod)} {policy.not_parkable[ref]}")
     if policy.keep_off is None:
         sentence = f"{_words(found)}; {_owner(pod)} would make it again at once, and no taint can keep it off"
         return Verdict(pod, Action.REFUSE, Reason.DAEMON_SET, sentence, setting)
-    if any(each.tolerates(policy.keep_off) for each in pod.tolerations):
-        sentence = f"{_words(found)}; {_owner(pod)} would make it again at once, as it tolerates the taint {policy.keep_off.key}"
-        return Verdict(pod, Action.REFUSE, Reason.DAEMON_SET, sentence, setting)
-    sentence = f"{_words(found)}; the taint {policy.keep_off.key} keeps it off meanwhile"
-    return Verdict(pod, Action.EVICT, found[0].evidence, sentence, found[0].setting, is_last=is_dra_plugin(pod))
+    sentence = f"{_words(found)}; {_owner(pod)} would make it again at once, as it tolerates the taint {policy.keep_off.key}"
+    return Verdict(pod, Action.REFUSE, Reason.DAEMON_SET, sentence, setting)
 
 
 def _unmanaged(pod: PodView, policy: PodPolicy, found: tuple[Use, ...]) -> Verdict | None:

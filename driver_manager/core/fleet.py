@@ -25,6 +25,10 @@ class Kind(StrEnum):
     """Pods of the operator's namespace with a driver's component label, or with the `app` label of ClusterPolicy's driver."""
     VALIDATOR_PODS = "validator-pods"
     """Pods of the operator's namespace that the validator selector selects."""
+    PARKABLE_SETS = "parkable-daemonsets"
+    """Those of all namespaces whose label asks that they are kept off nodes in work. Their status counts too."""
+    GATED_PODS = "gated-pods"
+    """Pods of all namespaces that the admission policy has kept off a node, told by its label."""
     CLUSTER_POLICIES = "clusterpolicies"
     NVIDIA_DRIVERS = "nvidiadrivers"
     BUDGETS = "poddisruptionbudgets"
@@ -45,7 +49,7 @@ def is_validator(labels: Mapping[str, str]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetPod:
-    """A driver's or a validator's pod."""
+    """A driver's or a validator's pod, or one that is kept off its node."""
 
     namespace: str
     name: str
@@ -68,6 +72,8 @@ class FleetPod:
     """The most restarts of one container, init containers included, that is not ready."""
     trouble: str = ""
     """Why a container that is not ready waits (`ImagePullBackOff`, `CrashLoopBackOff`, ...), empty where that is normal."""
+    is_gated: bool = False
+    """Whether it has the scheduling gate of a parked DaemonSet's pod."""
     created: str = ""
 
     @property
@@ -83,7 +89,7 @@ class FleetPod:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetSet:
-    """A DaemonSet of the operator's namespace."""
+    """A DaemonSet of the operator's namespace, or one that may be parked."""
 
     namespace: str
     name: str
@@ -102,6 +108,10 @@ class FleetSet:
     is_on_delete: bool = True
     """Whether it replaces a pod only when somebody deletes it."""
     is_deleting: bool = False
+    is_rolling: bool = False
+    """Whether a rolling update of it is not finished. Only of a parkable one."""
+    missing: int = 0
+    """Nodes that should have a pod of it and have none. Only of a parkable one."""
 
     @property
     def ref(self) -> str:

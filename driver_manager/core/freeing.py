@@ -1,19 +1,25 @@
-"""Which pods the controller takes off a node before its driver goes, which stand in the way, and which it waits for.
+"""Which pods the controller takes off a node before its driver goes, what keeps them off, which stand in the way, and which it waits for.
 
-The verdicts are the agent's (`core.consumers`), with the policy's settings in place of the environment's. Operands, and DaemonSets that a
-label or the agent's taint takes away, are the agent's to free: it runs in the new driver pod.
+The verdicts are the agent's (`core.consumers`), with the policy's settings in place of the environment's. Operands are the agent's to free:
+it runs in the new driver pod. All else that the API can do is the controller's: evictions, and for DaemonSets a paused label, a taint, or
+parking.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from driver_manager.config import Settings
 from driver_manager.core.consumers import Action, PodPolicy, Reason, Verdict, drain_verdict, labels_of_consumers, verdicts
+from driver_manager.core.hold import Hold
 from driver_manager.core.labels import labels_to_pause
-from driver_manager.core.snapshot import ClaimView, NodeView, PodView, Taint
+from driver_manager.core.parking import Means
+from driver_manager.core.snapshot import ClaimView, NodeView, PodView
 from driver_manager.core.upgrade_policy import UpgradePolicy
-from driver_manager.names import KEEP_OFF_TAINT
+from driver_manager.core.uses import is_dra_plugin
+from driver_manager.names import PAUSED
 from driver_manager.operands import OPERANDS
+
+OPERAND_LABELS = frozenset(operand.label for operand in OPERANDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +28,11 @@ class ToFree:
 
     evict: tuple[PodView, ...] = ()
     gone: tuple[PodView, ...] = ()
-    """Pods that have to be gone: those to evict, and those already on their way."""
+    """Pods that have to be gone: those to evict, those that a paused label takes away, and those already on their way."""
     refusals: tuple[str, ...] = ()
     """Sentences: who cannot go, why, and what would change that."""
+    hold: Hold = field(default_factory=Hold)
+    """What has to be on the node before they go."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +43,7 @@ class Users:
     """The controller's own; the policy's fields win."""
     claims: Mapping[tuple[str, str], ClaimView]
     runtime_handlers: Mapping[str, str] | None = None
+    means: Means = field(default_factory=Means)
 
 
 def pods_to_free(node: NodeView, pods: Iterable[PodView], policy: UpgradePolicy, users: Users) -> ToFree:
@@ -49,8 +58,8 @@ def pods_to_free(node: NodeView, pods: Iterable[PodView], policy: UpgradePolicy,
     )
     pods = tuple(pods)
     known = _pod_policy(node, pods, settings, users)
-    found = [each for each in verdicts(pods, known) if not _is_the_agents(each)]
-    return _sorted(found)
+    found = [each for each in verdicts(pods, known) if not _is_the_agents(each, known)]
+    return _sorted(found, known)
 
 
 def pods_to_drain(node: NodeView, pods: Iterable[PodView], policy: UpgradePolicy, users: Users) -> ToFree:
@@ -65,7 +74,8 @@ def pods_to_drain(node: NodeView, pods: Iterable[PodView], policy: UpgradePolicy
     )
     pods = tuple(pods)
     known = _pod_policy(node, pods, settings, users)
-    return _sorted([each for pod in pods if not _is_the_agents(each := drain_verdict(pod, known))])
+    found = [drain_verdict(pod, known) for pod in pods]
+    return _sorted([each for each in found if not _is_the_agents(each, known)], known)
 
 
 def _pod_policy(node: NodeView, pods: tuple[PodView, ...], settings: Settings, users: Users) -> PodPolicy:
@@ -74,27 +84,44 @@ def _pod_policy(node: NodeView, pods: tuple[PodView, ...], settings: Settings, u
         claims=users.claims,
         runtime_handlers=users.runtime_handlers,
         node_labels=node.labels,
-        keep_off=Taint(KEEP_OFF_TAINT),
+        keep_off=users.means.taint,
+        parkable=users.means.parkable,
+        not_parkable=users.means.not_now,
     )
     labels = labels_to_pause(node.labels, settings.custom_label, {}, more=labels_of_consumers(pods, known.context)).all
     apps = frozenset(operand.app for operand in OPERANDS if operand.app and operand.label in labels)
     return replace(known, paused=labels, operand_apps=apps)
 
 
-def _is_the_agents(verdict: Verdict) -> bool:
+def _is_the_agents(verdict: Verdict, known: PodPolicy) -> bool:
     """Whether the agent frees it, or it goes by itself in the agent's time."""
-    if verdict.action is Action.AWAIT:
-        return verdict.reason is not Reason.TERMINATING
+    if verdict.action is Action.AWAIT and verdict.reason is not Reason.TERMINATING:
+        return verdict.reason is not Reason.OPERAND or not _own_labels(verdict, known)
     owner = verdict.pod.owner
-    return verdict.action is Action.EVICT and owner is not None and owner.kind == "DaemonSet"
+    return verdict.action is Action.EVICT and owner is not None and owner.kind == "DaemonSet" and is_dra_plugin(verdict.pod)
 
 
-def _sorted(found: list[Verdict]) -> ToFree:
-    evict = tuple(each.pod for each in found if each.action is Action.EVICT)
+def _own_labels(verdict: Verdict, known: PodPolicy) -> dict[str, str]:
+    """Labels, no operand's, that take a user's pod off the node when they are paused, with what they are now; none for an operand."""
+    pod = verdict.pod
+    if not verdict.uses or is_dra_plugin(pod) or pod.selecting_keys & OPERAND_LABELS:
+        return {}
+    found = {key: value for key, value in known.paused.items() if key in pod.selecting_keys}
+    return {} if pod.fits({**known.node_labels, **known.paused, **dict.fromkeys(found, PAUSED)}) else found
+
+
+def _sorted(found: list[Verdict], known: PodPolicy) -> ToFree:
+    taken = [each for each in found if each.action in (Action.EVICT, Action.PARK)]
+    daemons = [each for each in taken if each.pod.owner is not None and each.pod.owner.kind == "DaemonSet"]
     going = tuple(each.pod for each in found if each.action is Action.AWAIT)
+    paused = {key: value for each in found if each.reason is Reason.OPERAND for key, value in _own_labels(each, known).items()}
+    parked = frozenset(f"{each.pod.namespace}/{each.pod.owner.name}" for each in daemons if each.pod.owner and each.action is Action.PARK)
+    is_tainted = any(each.action is Action.EVICT for each in daemons)
     refusals = tuple(
         f"pod {each.pod.ref} {each.sentence}{f' ({each.setting} would change that)' if each.setting else ''}"
         for each in found
-        if each.action in (Action.REFUSE, Action.PARK)
+        if each.action is Action.REFUSE
     )
-    return ToFree(evict, (*evict, *going), refusals)
+    hold = Hold(parked, paused, known.keep_off if is_tainted else None)
+    evict = tuple(each.pod for each in taken)
+    return ToFree(evict, (*evict, *going), refusals, hold)

@@ -67,6 +67,7 @@ def labels_to_pause(
     *,
     more: Collection[str] = (),
     last: Collection[str] = (),
+    others: Collection[str] = (),
 ) -> LabelsToPause:
     """What has to be paused on a node, with the values to put back.
 
@@ -78,6 +79,7 @@ def labels_to_pause(
         recorded: originals from a record of an earlier run, which win over guesses.
         more: further deploy labels that users of the driver select.
         last: labels that a DRA plugin selects: it goes last, whatever its mark (decision 46).
+        others: labels that the controller has paused and puts back itself.
     """
     clients = {DEPLOY_CLIENT, custom, *more} - {""}
     turns = {operand.label: operand.turn for operand in OPERANDS} | dict.fromkeys(sorted(clients), Turn.FIRST)
@@ -86,6 +88,8 @@ def labels_to_pause(
     guessed, foreign = [], []
     for key, turn in turns.items():
         value = labels.get(key, "")
+        if key in others and is_paused(value):
+            continue
         if is_paused_by_another(value):
             foreign.append(key)
         elif is_paused(value):

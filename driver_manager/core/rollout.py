@@ -11,8 +11,9 @@ from typing import Any, Final
 import msgspec
 
 from driver_manager.core.fleet import FleetPod
+from driver_manager.core.parking import TOO_MANY_PARKED, adopted, is_left_over, put_on, taken_off
 from driver_manager.core.rollout_record import MAX_NAME, MAX_TRIES, Progress
-from driver_manager.core.rollout_states import BEFORE_RESTART, WORKING, Because, State
+from driver_manager.core.rollout_states import BEFORE_RESTART, IDLE, WORKING, Because, State
 from driver_manager.core.rollout_steps import (
     NO_POLICY,
     Go,
@@ -87,6 +88,9 @@ def _step(situation: Situation) -> Step:
         return _adopt(situation, state)
     if situation.policy is None and state in BEFORE_RESTART:
         return take_back(situation)
+    if state in IDLE and not situation.bad_policy and is_left_over(situation.node, situation.progress):
+        words = "it was parked though nothing goes on there, and is not any more"
+        return Go(state, Because.LEFT_OVER, words, situation.progress, taken_off(situation.node, situation.progress))
     if state in BEFORE_RESTART - {State.CORDON, State.MAINTENANCE} and not situation.node.unschedulable:
         closed = NodeChange(unschedulable=True)
         return same(situation, Because.STARTED, "somebody took its cordon off, and it is made again", closed, is_cordoned=True)
@@ -120,6 +124,7 @@ def _adopt(situation: Situation, state: State) -> Step:
         is_cordoned=node.unschedulable and not is_foreign,
         devices=_devices(node) if state in BEFORE_RESTART else {},
         attempt=1,
+        **adopted(node),
     )
 
 
@@ -268,6 +273,9 @@ def _start(situation: Situation) -> Go:
     if may_only_restart(situation):
         sentence = "nothing that the driver is built from has changed: the pod alone is restarted, nobody is evicted"
         return go(started, State.POD_RESTART, Because.RESTART_ONLY, sentence, change, **changes)
+    if turn_hold := situation.turn.hold:
+        held, fields = put_on(node, progress, turn_hold)
+        change, changes = change.and_then(held), {**changes, **fields}
     return go(started, State.CORDON, Because.STARTED, "it is cordoned", change, **changes)
 
 
@@ -312,7 +320,21 @@ def _some(names: tuple[str, ...]) -> str:
     return (", ".join(names[:5]) or "being looked for") + more
 
 
+def _held_off(situation: Situation) -> Step | None:
+    """What keeps DaemonSets off is put on the node before a pod of theirs goes, which would come back at once."""
+    hold = situation.freeing.hold if situation.freeing else None
+    if not hold or not hold.missing_on(situation.node):
+        return None
+    change, fields = put_on(situation.node, situation.progress, hold)
+    if not change.needed_on(situation.node):
+        return try_again(situation, Because.NOT_FREED, TOO_MANY_PARKED)
+    words = "DaemonSets that use the driver are kept off"
+    return same(situation, Because.HELD_OFF, words, change, since=situation.now, **fields)
+
+
 def _pod_deletion(situation: Situation) -> Step:
+    if (step := _held_off(situation)) is not None:
+        return step
     failure = situation.freeing.failure if situation.freeing else ""
     if situation.freeing is not None and situation.freeing.is_done:
         return go(situation, State.POD_RESTART, Because.FREED, "nobody uses the driver any more")

@@ -17,6 +17,8 @@ MAX_FAILURES: Final = 3
 MAX_SENTENCE: Final = 300
 MAX_NAME: Final = 253
 MAX_TRIES: Final = 1000
+MAX_PARKED: Final = 16
+"""DaemonSets that can be kept off one node."""
 
 Short = Annotated[str, Meta(max_length=MAX_NAME)]
 Count = Annotated[int, Meta(ge=0, lt=2**31)]
@@ -52,6 +54,12 @@ class Progress(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     """Whether the cordon is ours."""
     devices: dict[Short, Count] = {}
     """Resource -> how many of it the node had before its first cordon for this target."""
+    parked: Annotated[list[Annotated[str, Meta(max_length=317)]], Meta(max_length=MAX_PARKED)] = []
+    """`namespace/name` of the DaemonSets that are parked on the node because of us."""
+    paused: dict[Short, Short] = {}
+    """Node label that we paused, so that DaemonSets which select it leave -> its value before."""
+    taint: Short = ""
+    """Key of our taint; its value says that it is ours."""
     attempt: Annotated[int, Meta(ge=0, le=MAX_TRIES)] = 0
     not_before: When = msgspec.field(name="notBefore", default=0.0)
     """No new try earlier than this."""

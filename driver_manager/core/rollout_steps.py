@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from driver_manager.core.parking import NOTHING_HELD, taken_off
 from driver_manager.core.rollout_record import MAX_FAILURES, MAX_NAME, MAX_SENTENCE, Failure, Progress, encode
 from driver_manager.core.rollout_states import Because, State
 from driver_manager.core.situation import NodeChange, Situation, Stay, Work
@@ -122,6 +123,7 @@ def opened(situation: Situation) -> bool | None:
 def done(situation: Situation, because: Because, sentence: str, change: NodeChange | None = None) -> Go:
     """To the end: nothing of ours stays but the memory."""
     clean = NodeChange(annotations=dict.fromkeys(NVIDIAS), unschedulable=opened(situation))
+    clean = clean.and_then(taken_off(situation.node, situation.progress))
     return Go(State.DONE, because, sentence, remembered(situation.progress), clean.and_then(change or NodeChange()))
 
 
@@ -130,6 +132,7 @@ def take_back(situation: Situation) -> Step:
     if (stay := give_back_maintenance(situation)) is not None:
         return stay
     change = NodeChange(annotations=dict.fromkeys(NVIDIAS), unschedulable=opened(situation))
+    change = change.and_then(taken_off(situation.node, situation.progress))
     return Go(State.UNKNOWN, Because.POLICY_OFF, f"{NO_POLICY}: all is taken back", remembered(situation.progress), change)
 
 
@@ -170,8 +173,9 @@ def try_again(situation: Situation, because: Because, why: str) -> Go:
     """A try that failed while the old driver still runs: nothing is lost, so the node is opened and comes back later."""
     progress, settings = situation.progress, situation.settings
     assert progress is not None
-    change = NodeChange(unschedulable=opened(situation))
-    changes: dict[str, Any] = {"failures": _failures(situation, because, why, is_driver_gone=False), "is_cordoned": False}
+    change = NodeChange(unschedulable=opened(situation)).and_then(taken_off(situation.node, progress))
+    failures = _failures(situation, because, why, is_driver_gone=False)
+    changes: dict[str, Any] = {"failures": failures, "is_cordoned": False, **NOTHING_HELD}
     if 0 < settings.attempts <= progress.attempt:
         return go(situation, State.FAILED, because, f"{why} (try {progress.attempt}, the last one for this driver)", change, **changes)
     pause = min(settings.retry_pause * 2 ** min(max(progress.attempt - 1, 0), 16), LONGEST_PAUSE)

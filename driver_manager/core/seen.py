@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from driver_manager.config import Settings
 from driver_manager.core.consumers import PodPolicy, labels_of_consumers, labels_of_plugins
+from driver_manager.core.hold import paused_by_rollout
 from driver_manager.core.keepoff import KeepOff, choose_keep_off
 from driver_manager.core.labels import LabelsToPause, labels_to_pause
 from driver_manager.core.record import Record
@@ -106,6 +107,7 @@ def labels_of(seen: Snapshot, settings: Settings, record: Record | None) -> Labe
         record.labels if record is not None else {},
         more=labels_of_consumers(seen.pods, use_context(seen, settings)),
         last=labels_of_plugins(seen.pods, settings),
+        others=paused_by_rollout(seen.node),
     )
 
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from driver_manager.core.fleet import FleetPod, FleetSet
+from driver_manager.core.hold import Hold
 from driver_manager.core.rollout_record import Progress
 from driver_manager.core.rollout_states import Because, State
-from driver_manager.core.snapshot import NodeView
+from driver_manager.core.snapshot import NodeView, Taint
 from driver_manager.core.upgrade_policy import UpgradePolicy, recorded_policy
 from driver_manager.names import SAFE_LOAD, UPGRADE_REQUESTED
 
@@ -61,6 +62,8 @@ class Freeing:
     blockers: tuple[str, ...] = ()
     is_blocked: bool = False
     """Whether a budget, or whoever else answers evictions, does not let a pod go now."""
+    hold: Hold | None = None
+    """What has to be put on the node before it can go on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +75,8 @@ class Turn:
     sentence: str = "waits for its turn"
     again_at: float = 0.0
     """0: at the next change."""
+    hold: Hold | None = None
+    """What has to keep DaemonSets off the node from its cordon on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +179,8 @@ class NodeChange:
     labels: Mapping[str, str | None] = field(default_factory=dict)
     annotations: Mapping[str, str | None] = field(default_factory=dict)
     unschedulable: bool | None = None
+    taints: tuple[Taint, ...] | None = None
+    """The whole new list."""
 
     def and_then(self, later: "NodeChange") -> "NodeChange":
         """Both; the later one wins."""
@@ -181,6 +188,7 @@ class NodeChange:
             {**self.labels, **later.labels},
             {**self.annotations, **later.annotations},
             self.unschedulable if later.unschedulable is None else later.unschedulable,
+            self.taints if later.taints is None else later.taints,
         )
 
     def needed_on(self, node: NodeView) -> "NodeChange":
@@ -189,6 +197,7 @@ class NodeChange:
             {key: value for key, value in self.labels.items() if node.labels.get(key) != value},
             {key: value for key, value in self.annotations.items() if node.annotations.get(key) != value},
             None if self.unschedulable == node.unschedulable else self.unschedulable,
+            None if self.taints == node.taints else self.taints,
         )
 
     def on(self, node: NodeView) -> NodeView:
@@ -198,10 +207,11 @@ class NodeChange:
             labels=_merged(node.labels, self.labels),
             annotations=_merged(node.annotations, self.annotations),
             unschedulable=node.unschedulable if self.unschedulable is None else self.unschedulable,
+            taints=node.taints if self.taints is None else self.taints,
         )
 
     def __bool__(self) -> bool:
-        return bool(self.labels or self.annotations or self.unschedulable is not None)
+        return bool(self.labels or self.annotations or self.unschedulable is not None or self.taints is not None)
 
 
 def _merged(old: Mapping[str, str], new: Mapping[str, str | None]) -> dict[str, str]:

@@ -20,8 +20,9 @@ from driver_manager.core.fleet import (
     NotServed,
     PolicySource,
 )
+from driver_manager.core.parking import Tried
 from driver_manager.core.snapshot import Identity
-from driver_manager.errors import Conflict, NotFound
+from driver_manager.errors import Conflict, Forbidden, NotFound
 from driver_manager.kube import fleetcalls, fleetviews, views
 from driver_manager.kube.client import RETRY_SECONDS, KubeCluster, open_connection
 from driver_manager.kube.fleetcalls import CUSTOM_KINDS, MAINTENANCE, CustomKind, Selection
@@ -100,6 +101,10 @@ class KubeFleet(KubeCluster):
                 return joined(watches, lambda pod: pod.uid)
             case Kind.VALIDATOR_PODS:
                 return self._watch(fleetcalls.list_validator_pods(self._selection), fleetviews.PODS).events()
+            case Kind.PARKABLE_SETS:
+                return self._watch(fleetcalls.list_parkable_sets(), fleetviews.PARKABLE_SETS).events()
+            case Kind.GATED_PODS:
+                return self._watch(fleetcalls.list_gated_pods(), fleetviews.PODS).events()
             case Kind.CLUSTER_POLICIES:
                 return self._watch_custom(CUSTOM_KINDS["ClusterPolicy"], fleetviews.CLUSTER_POLICIES).events()
             case Kind.NVIDIA_DRIVERS:
@@ -121,6 +126,26 @@ class KubeFleet(KubeCluster):
     async def delete_pod(self, namespace: str, name: str, uid: str) -> None:
         """Deletes exactly this pod with its own grace."""
         await self._connection.answer(fleetcalls.delete_pod(namespace, name, uid))
+
+    async def has_parking_policy(self) -> bool:
+        """Whether one of the two admission policies is there with its binding."""
+        for way in fleetcalls.PARKING_WAYS:
+            try:
+                for call in fleetcalls.get_parking(way):
+                    await self._read(call, bytes)
+            except NotFound:
+                continue
+            return True
+        return False
+
+    async def try_pod(self, namespace: str, owner: str, node_name: str) -> Tried:
+        """What would become of a pod that a DaemonSet made for a node now. The request makes nothing, so it is a read."""
+        try:
+            return await self._read(fleetcalls.try_pod(namespace, owner, node_name), fleetviews.tried)
+        except Forbidden as error:
+            if fleetcalls.PARKING_DENIAL in error.message:
+                return Tried.DENIED
+            raise
 
     async def lease(self, namespace: str, name: str) -> LeaseView:
         """Reads a Lease; one that does not exist has no resource version."""

@@ -68,6 +68,18 @@ CUSTOM_KINDS: Final[Mapping[str, CustomKind]] = {
 MAINTENANCE: Final = CustomKind("v1alpha1", "nodemaintenances", MAINTENANCE_GROUP)
 
 
+PARKING_WAYS: Final = {
+    "driver-manager-park-gate": ("mutatingadmissionpolicies", "mutatingadmissionpolicybindings"),
+    "driver-manager-park-deny": ("validatingadmissionpolicies", "validatingadmissionpolicybindings"),
+}
+"""Name of a policy and of its binding in deploy/parking -> their kinds."""
+PARKING_RESOURCES: Final = tuple(kind for kinds in PARKING_WAYS.values() for kind in kinds)
+PARKING_DENIAL: Final = "ValidatingAdmissionPolicy 'driver-manager-park-deny'"
+"""By this a denial of ours is told from others."""
+PROBE_IMAGE: Final = "driver-manager/probe"
+"""Never pulled: the pod is never made."""
+
+
 def _rule(verbs: str, group: str, *resources: str) -> Rule:
     return Rule(frozenset(verbs.split()), frozenset({group}), frozenset(resources))
 
@@ -77,6 +89,8 @@ CLUSTER_RULES: Final = (
     _rule("list watch", "", "pods"),
     _rule("create", "", "pods/eviction"),
     _rule("create", "", "events"),
+    _rule("list watch", "apps", "daemonsets"),
+    _rule("get", "admissionregistration.k8s.io", *PARKING_RESOURCES),
     _rule("list", "node.k8s.io", "runtimeclasses"),
     _rule("get", names.DRA_GROUP, "resourceclaims"),
     _rule("get list watch", NVIDIA_GROUP, *(kind.plural for kind in CUSTOM_KINDS.values())),
@@ -92,10 +106,13 @@ OPERATOR_RULES: Final = (
 )
 """In the operator's namespace."""
 
-LEASE_RULES: Final = (_rule("get create update", "coordination.k8s.io", "leases"),)
-"""In the controller's own namespace."""
+OWN_RULES: Final = (
+    _rule("get create update", "coordination.k8s.io", "leases"),
+    _rule("create", "", "pods"),
+)
+"""In the controller's own namespace. A pod is created in a dry run only, to see whether parking works; the API knows no smaller right."""
 
-NAMESPACE_RULES: Final = (*OPERATOR_RULES, *LEASE_RULES)
+NAMESPACE_RULES: Final = (*OPERATOR_RULES, *OWN_RULES)
 """Where both are one."""
 
 MAINTENANCE_RULES: Final = (_rule("get list watch create patch delete", MAINTENANCE_GROUP, MAINTENANCE.plural),)
@@ -153,6 +170,54 @@ def _list_pods(selection: Selection, labels: str) -> Call:
 
 def _selecting(labels: str) -> dict[str, str]:
     return {"labelSelector": labels} if labels else {}
+
+
+def list_parkable_sets() -> Call:
+    """Lists the DaemonSets of all namespaces that ask to be parked."""
+    return Call(verb="list", resource="daemonsets.apps", path="/apis/apps/v1/daemonsets", query=_selecting(f"{names.PARK}=true"))
+
+
+def list_gated_pods() -> Call:
+    """Lists the pods of all namespaces that the admission policy has kept off a node: it labels what it gates."""
+    return Call(verb="list", resource="pods", path="/api/v1/pods", query=_selecting(names.PARKED))
+
+
+def get_parking(name: str) -> tuple[Call, ...]:
+    """Reads an admission policy of deploy/parking and its binding."""
+    base, group = "/apis/admissionregistration.k8s.io/v1", "admissionregistration.k8s.io"
+    return tuple(
+        Call(verb="get", resource=f"{kind}.{group}", name=name, path=f"{base}/{kind}/{name}", may_be_unserved=True)
+        for kind in PARKING_WAYS[name]
+    )
+
+
+def try_pod(namespace: str, owner: str, node_name: str) -> Call:
+    """Tries to make a pod that stands for one of a DaemonSet, on a node; a dry run. As tame as the strictest pod security asks for."""
+    term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node_name]}]}
+    container = {
+        "name": "probe",
+        "image": PROBE_IMAGE,
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+    }
+    spec = {
+        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}},
+        "automountServiceAccountToken": False,
+        "containers": [container],
+        "securityContext": {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}},
+    }
+    return Call(
+        verb="create",
+        resource="pods",
+        namespace=namespace,
+        path=f"/api/v1/namespaces/{quote(namespace, safe='')}/pods",
+        query={"dryRun": "All"},
+        body={
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"generateName": "parking-probe-", "annotations": {names.PROBE: owner}},
+            "spec": spec,
+        },
+    )
 
 
 def list_custom(kind: CustomKind, namespace: str = "") -> Call:

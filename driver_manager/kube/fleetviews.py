@@ -5,6 +5,7 @@ the template, of a custom resource all but what says how drivers are upgraded.
 """
 
 import sys
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ import msgspec
 
 from driver_manager import names
 from driver_manager.core.fleet import BudgetView, FleetPod, FleetSet, LeaseView, MaintenanceView, PolicySource, Revision
+from driver_manager.core.parking import Tried
 from driver_manager.core.snapshot import LabelExpression, Owner
 from driver_manager.kube.views import BULK
 from driver_manager.kube.wire import (
@@ -42,6 +44,10 @@ class _Container(Wire, frozen=True):
     env: list[_Variable] | None = None
 
 
+class _Gate(Wire, frozen=True):
+    name: str
+
+
 class _PodSpec(Wire, frozen=True):
     """Of a pod or of a template."""
 
@@ -51,6 +57,7 @@ class _PodSpec(Wire, frozen=True):
     tolerations: list[WireToleration] | None = None
     init_containers: list[_Container] | None = None
     containers: list[_Container] | None = None
+    scheduling_gates: list[_Gate] | None = None
 
 
 class _Waiting(Wire, frozen=True):
@@ -97,7 +104,12 @@ class _SetSpec(Wire, frozen=True):
 
 
 class _SetStatus(Wire, frozen=True):
+    """Numbers that are 0 are left out."""
+
     observed_generation: int = 0
+    desired_number_scheduled: int = 0
+    current_number_scheduled: int = 0
+    updated_number_scheduled: int = 0
 
 
 class _Set(WireObject, frozen=True):
@@ -240,6 +252,7 @@ class _Resources(Wire, frozen=True):
     resources: list[_Resource]
 
 
+_tried = msgspec.json.Decoder(_Pod)
 _groups = msgspec.json.Decoder(_Groups)
 _resources = msgspec.json.Decoder(_Resources)
 
@@ -275,8 +288,18 @@ def _pod_view(pod: _Pod) -> FleetPod:
         is_terminating=meta.deletion_timestamp is not None,
         restarts=max((each.restart_count for each in waiting), default=0),
         trouble=next((reason for reason in reasons if reason not in NORMAL_WAITS), ""),
+        is_gated=_is_gated(pod),
         created=meta.creation_timestamp or "",
     )
+
+
+def _is_gated(pod: _Pod) -> bool:
+    return any(gate.name == names.PARKED for gate in pod.spec.scheduling_gates or ())
+
+
+def tried(body: bytes) -> Tried:
+    """Reads the answer to a dry run: the pod as it would be."""
+    return Tried.GATED if _is_gated(_tried.decode(body)) else Tried.LET_IN
 
 
 def _meant_for(affinity: Affinity | None) -> str:
@@ -321,6 +344,17 @@ def _set_view(each: _Set) -> FleetSet:
         is_settled=each.status.observed_generation >= meta.generation,
         is_on_delete=each.spec.update_strategy.type == "OnDelete",
         is_deleting=meta.deletion_timestamp is not None,
+    )
+
+
+def _parkable_view(each: _Set) -> FleetSet:
+    """With its status. A pod of the newest template counts as updated, whether it runs or is gated."""
+    status, view = each.status, _set_view(each)
+    is_behind = status.updated_number_scheduled < status.current_number_scheduled
+    return replace(
+        view,
+        is_rolling=not view.is_on_delete and (is_behind or not view.is_settled),
+        missing=max(0, status.desired_number_scheduled - status.current_number_scheduled),
     )
 
 
@@ -431,6 +465,7 @@ def _conditions(each: _Conditioned) -> Conditions:
 
 PODS: Final = Reader(_Pod, _pod_view)
 SETS: Final = Reader(_Set, _set_view)
+PARKABLE_SETS: Final = Reader(_Set, _parkable_view)
 REVISIONS: Final = Reader(_Revision, _revision_view)
 CLUSTER_POLICIES: Final = Reader(_ClusterPolicy, _cluster_policy_view)
 DRIVERS: Final = Reader(_Driver, _driver_view)

@@ -30,6 +30,12 @@ CONTROLLER_ROLE: Final = (
     rule("get list watch", "", "pods"),
     rule("create", "", "pods/eviction"),
     rule("create", "", "events"),
+    rule("list watch", "apps", "daemonsets"),
+    rule(
+        "get",
+        "admissionregistration.k8s.io",
+        "mutatingadmissionpolicies mutatingadmissionpolicybindings validatingadmissionpolicies validatingadmissionpolicybindings",
+    ),
     rule("list", "node.k8s.io", "runtimeclasses"),
     rule("get", "resource.k8s.io", "resourceclaims"),
     rule("get list watch", "nvidia.com", "clusterpolicies nvidiadrivers"),
@@ -39,7 +45,7 @@ CONTROLLER_ROLE: Final = (
 """All that the controller needs in the whole cluster."""
 
 CONTROLLER_NAMESPACE_ROLE: Final = (
-    rule("delete", "", "pods"),
+    rule("delete create", "", "pods"),
     rule("get list watch", "apps", "daemonsets"),
     rule("list watch", "apps", "controllerrevisions"),
     rule("get create update", "coordination.k8s.io", "leases"),

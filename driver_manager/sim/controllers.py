@@ -22,6 +22,7 @@ from driver_manager.sim.objects import (
     PodSpec,
     tolerates,
 )
+from driver_manager.sim.parking import is_schedulable
 from driver_manager.sim.server import Server
 from driver_manager.sim.store import Store
 
@@ -143,7 +144,7 @@ class Controllers:
         """Binds what can be bound, on the nodes that something has happened on."""
         touched, self._touched = self._touched, {}
         for pod in self.store.unbound_for(name for name in touched if name):
-            if pod.marked_at is not None:
+            if pod.marked_at is not None or not is_schedulable(pod):
                 continue
             node = self.choose_node(pod)
             if node is not None:

@@ -7,8 +7,9 @@ import zlib
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from driver_manager.core.parking import Tried
 from driver_manager.core.snapshot import ChangeKind
-from driver_manager.names import REVISION_HASH
+from driver_manager.names import PARKED, REVISION_HASH
 from driver_manager.sim.objects import (
     DAEMON_TOLERATIONS,
     Cascade,
@@ -86,15 +87,35 @@ class DaemonSets:
         self._claim(daemon_set)
         self._observe(daemon_set)
         waiting, daemon_set.dirty = list(daemon_set.dirty), {}
+        if daemon_set.refusals:  # the real one's order is that of a map
+            self.store.rng.shuffle(waiting)
         for number, name in enumerate(waiting):
             node = self.store.nodes.get(name)
             if node is not None and not self._sync_node(daemon_set, node, made):
                 later, daemon_set.dirty = daemon_set.dirty, dict.fromkeys(waiting[number:], True)
                 daemon_set.dirty.update(later)
+                self._report(daemon_set)
                 return made  # the rest of the batch is skipped after a refusal
+        daemon_set.refusals = 0  # only a round without a refusal ends its pauses
         if daemon_set.is_rolling:
             self._roll(daemon_set)
+        self._report(daemon_set)
         return made
+
+    def _report(self, daemon_set: DaemonSet) -> None:
+        """Keeps the status; only of those that somebody reads it of."""
+        if not daemon_set.is_parkable:
+            return
+        tolerations = daemon_set.spec.tolerations + DAEMON_TOLERATIONS
+        wanted = [
+            node.name
+            for node in self.store.nodes.values()
+            if daemon_set.spec.fits(node.labels) and tolerates(tolerations, node.taints, "NoSchedule", "NoExecute")
+        ]
+        missing = sum(not self.store.pods_of_on(daemon_set.uid, name) for name in wanted)
+        if missing != daemon_set.missing:
+            daemon_set.missing = missing
+            self.written(daemon_set)
 
     def _sync_node(self, daemon_set: DaemonSet, node: Node, made: list[Pod]) -> bool:
         there = self.store.pods_of_on(daemon_set.uid, node.name)
@@ -114,17 +135,20 @@ class DaemonSets:
         return self._create(daemon_set, node, made)
 
     def _create(self, daemon_set: DaemonSet, node: Node, made: list[Pod]) -> bool:
-        reason = self.refused_creates.get(daemon_set.ref)
+        reason, tried = self.refused_creates.get(daemon_set.ref), self.server.parking.tried(daemon_set.ref, node.name)
+        if tried is Tried.DENIED:
+            reason = f"parked for a driver upgrade on node {node.name}"
         if reason is not None or daemon_set.namespace in self.store.terminating:
             pause = min(FIRST_BACKOFF * 2**daemon_set.refusals, LONGEST_BACKOFF)
             daemon_set.refusals += 1
             self.store.write(WHO, "FailedCreate", daemon_set.ref, reason or "namespace is being terminated")
             self.store.timers.later(pause, lambda: self._sync_again(daemon_set))
             return False
-        daemon_set.refusals = 0
         pod = self._make_pod(daemon_set, node.name)
         for shape in self.shapers:
             shape(pod)
+        if tried is Tried.GATED:
+            pod.gates, pod.labels = (PARKED,), {**pod.labels, PARKED: "true"}
         self.store.write(WHO, "create", pod.ref, node.name)
         self.store.pod_written(pod)
         made.append(pod)
@@ -141,6 +165,7 @@ class DaemonSets:
         old = [pod for pod in active if pod.labels.get(REVISION_HASH) != daemon_set.template.hash]
         if not old:
             daemon_set.is_rolling = False
+            self.written(daemon_set)
             return
         for pod in [one for one in old if not one.is_ready]:
             self.server.delete_pod(pod, who=WHO)

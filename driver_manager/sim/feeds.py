@@ -39,7 +39,11 @@ class Scope:
             case Node():
                 return kind is Kind.NODES and matches(self.node_selector, one.labels)
             case Pod():
+                if kind is Kind.GATED_PODS:
+                    return names.PARKED in one.labels
                 return one.namespace == self.namespace and self._selects_pod(kind, one.labels)
+            case DaemonSet() if kind is Kind.PARKABLE_SETS:
+                return one.labels.get(names.PARK) == "true"
             case DaemonSet():
                 return kind is Kind.DAEMON_SETS and one.namespace == self.namespace
             case Template():
@@ -239,11 +243,11 @@ class Feeds:
         match kind:
             case Kind.NODES:
                 return list(store.nodes.values())
-            case Kind.DAEMON_SETS:
+            case Kind.DAEMON_SETS | Kind.PARKABLE_SETS:
                 return list(store.daemon_sets.values())
             case Kind.REVISIONS:
                 return list(store.revisions.values())
-            case Kind.DRIVER_PODS | Kind.VALIDATOR_PODS:
+            case Kind.DRIVER_PODS | Kind.VALIDATOR_PODS | Kind.GATED_PODS:
                 return list(store.pods.values())
             case Kind.CLUSTER_POLICIES | Kind.NVIDIA_DRIVERS:
                 return list(store.policies.values())
@@ -259,9 +263,9 @@ def kinds_of(one: Object) -> tuple[Kind, ...]:
         case Node():
             return (Kind.NODES,)
         case Pod():
-            return (Kind.DRIVER_PODS, Kind.VALIDATOR_PODS)
+            return (Kind.DRIVER_PODS, Kind.VALIDATOR_PODS, Kind.GATED_PODS)
         case DaemonSet():
-            return (Kind.DAEMON_SETS,)
+            return (Kind.DAEMON_SETS, Kind.PARKABLE_SETS)
         case Template():
             return (Kind.REVISIONS,)
         case PolicySource():

@@ -18,6 +18,7 @@ from driver_manager.core.fleet import (
     NotServed,
     PolicySource,
 )
+from driver_manager.core.parking import Tried
 from driver_manager.errors import ClusterError, Conflict, Forbidden, NotFound, Unreachable
 from driver_manager.sim import access, maintenances
 from driver_manager.sim.cluster import SimCluster
@@ -38,12 +39,14 @@ RESOURCES: Final = {
     Kind.REVISIONS: ("apps", "controllerrevisions"),
     Kind.DRIVER_PODS: ("", "pods"),
     Kind.VALIDATOR_PODS: ("", "pods"),
+    Kind.PARKABLE_SETS: ("apps", "daemonsets"),
+    Kind.GATED_PODS: ("", "pods"),
     Kind.CLUSTER_POLICIES: ("nvidia.com", "clusterpolicies"),
     Kind.NVIDIA_DRIVERS: ("nvidia.com", "nvidiadrivers"),
     Kind.BUDGETS: ("policy", "poddisruptionbudgets"),
     Kind.MAINTENANCES: ("maintenance.nvidia.com", "nodemaintenances"),
 }
-CLUSTER_WIDE: Final = frozenset({Kind.NODES, Kind.CLUSTER_POLICIES, Kind.NVIDIA_DRIVERS, Kind.BUDGETS})
+CLUSTER_WIDE: Final = frozenset({Kind.NODES, Kind.CLUSTER_POLICIES, Kind.NVIDIA_DRIVERS, Kind.BUDGETS, Kind.PARKABLE_SETS, Kind.GATED_PODS})
 POLICY_RESOURCES: Final = {"ClusterPolicy": "clusterpolicies", "NVIDIADriver": "nvidiadrivers"}
 
 
@@ -143,6 +146,24 @@ class SimFleet(SimCluster):
             self._server.delete_exactly(self.account, namespace, name, uid)
 
         await self._call("delete_pod", {"pod": f"{namespace}/{name}"}, write, is_write=True)
+
+    async def has_parking_policy(self) -> bool:
+        """Whether an admission policy is there."""
+
+        def read() -> bool:
+            access.demand(self.account, "get", "admissionregistration.k8s.io", "mutatingadmissionpolicies")
+            return bool(self._server.parking.ways)
+
+        return await self._call("has_parking_policy", {}, read)
+
+    async def try_pod(self, namespace: str, owner: str, node_name: str) -> Tried:
+        """What would become of a pod of a DaemonSet."""
+
+        def read() -> Tried:
+            access.demand(self.account, "create", "", "pods", namespace)
+            return self._server.parking.tried(owner, node_name)
+
+        return await self._call("try_pod", {"owner": owner, "node": node_name}, read)
 
     async def lease(self, namespace: str, name: str) -> LeaseView:
         """Reads a Lease."""

@@ -18,7 +18,7 @@ from driver_manager.core.snapshot import (
     Taint,
     Toleration,
 )
-from driver_manager.names import REVISION_HASH
+from driver_manager.names import PARK, PARKED, REVISION_HASH
 
 ALL_OF_GRACE: Final = math.inf
 """A stop time: the pod uses all of its grace period and is killed then."""
@@ -166,6 +166,8 @@ class Pod:
     node_name: str | None = None
     target: str | None = None
     """The node that a DaemonSet's pod is for."""
+    gates: tuple[str, ...] = ()
+    """Scheduling gates."""
     phase: Phase = Phase.PENDING
     is_ready: bool = False
     marked_at: float | None = None
@@ -245,6 +247,7 @@ class Pod:
             is_terminating=self.marked_at is not None,
             restarts=0 if self.is_ready else self.restarts,
             trouble=self.trouble,
+            is_gated=PARKED in self.gates,
             created=self.created,
         )
 
@@ -316,6 +319,8 @@ class DaemonSet:
     """Pods to adopt or to let go, by uid."""
     refusals: int = 0
     """Creates refused in a row."""
+    missing: int = 0
+    """Of its status, which only that of a parkable one has: nodes that should have a pod of it and have none."""
 
     @property
     def ref(self) -> str:
@@ -326,6 +331,11 @@ class DaemonSet:
     def owner(self) -> Owner:
         """What its pods say of it."""
         return Owner("DaemonSet", self.name, self.uid)
+
+    @property
+    def is_parkable(self) -> bool:
+        """Whether its label asks to be parked."""
+        return self.labels.get(PARK) == "true"
 
     def selects(self, labels: Mapping[str, str]) -> bool:
         """Whether a pod with these labels is one of its own, or could be. Without any label it takes nothing over."""
@@ -347,6 +357,8 @@ class DaemonSet:
             is_settled=self.observed == self.generation,
             is_on_delete=self.is_on_delete,
             is_deleting=self.is_deleting,
+            is_rolling=self.is_parkable and not self.is_on_delete and (self.is_rolling or self.observed != self.generation),
+            missing=self.missing,
         )
 
     def view(self) -> DaemonSetView:

@@ -9,6 +9,7 @@ from driver_manager.errors import ClusterError, Conflict, EvictionBlocked, NotFo
 from driver_manager.ports import NodePatch
 from driver_manager.sim import access
 from driver_manager.sim.objects import Account, Budget, DaemonSet, Node, Phase, Pod, UnhealthyPolicy
+from driver_manager.sim.parking import ParkingPolicies
 from driver_manager.sim.store import Signal, Store
 
 MOST_ANNOTATIONS: Final = 262_144
@@ -29,6 +30,7 @@ class Server:
         self.watches_back = 0.0
         self.evictions: list[tuple[float, str, str]] = []
         """Accepted ones: time, `namespace/name`, uid."""
+        self.parking = ParkingPolicies(store)
         self.back = Signal()
         self.on_break: list[Callable[[], None]] = []
         """What else to do when all watches are cut."""

@@ -33,6 +33,8 @@ class Latencies:
     budget: float = 0.040
     observe: float = 0.013
     """New template of a DaemonSet -> its controller has made the revision."""
+    admission: float = 0.018
+    """Node written -> admission policies with nodes as parameters know."""
     collect: float = 0.030
     """Owner deleted -> its pods are dealt with."""
     jitter: float = 0.0

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from driver_manager import names
 from driver_manager.core.snapshot import Rule
 from driver_manager.kube.fleet import KubeFleet, connect_fleet
 from driver_manager.kube.fleetcalls import Selection
@@ -14,7 +15,7 @@ from driver_manager.ports import Fleet
 from driver_manager.sim.clock import SimClock
 from tests.contract.fleetstage import COMPONENT, FleetStage
 from tests.contract.stage import until
-from tests.kube import crds, space
+from tests.kube import crds, manifests, space
 from tests.kube.controlplane import STRATEGIC, ControlPlane
 
 Object = dict[str, Any]
@@ -65,13 +66,23 @@ class KubeFleetStage(FleetStage):
         await self._do(self.cp.patch, f"/api/v1/nodes/{name}", {"metadata": {"labels": {"fleet": value}}})
 
     async def add_set(
-        self, name: str, selector: Mapping[str, str], labels: Mapping[str, str], *, digest: str = "", avoids_drivers: bool = False
+        self,
+        name: str,
+        selector: Mapping[str, str],
+        labels: Mapping[str, str],
+        *,
+        digest: str = "",
+        avoids_drivers: bool = False,
+        is_parkable: bool = False,
     ) -> None:
         spec: Object = {"nodeSelector": dict(selector), "containers": [_container(digest)]}
         if avoids_drivers:
             term = {"labelSelector": {"matchExpressions": [DRIVERS]}, "topologyKey": "kubernetes.io/hostname"}
             spec["affinity"] = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
         body = space.daemon_set(name, selector={"app": labels["app"]}, labels=dict(labels), spec=spec)
+        if is_parkable:
+            body["metadata"]["labels"] = {names.PARK: "true"}
+            body["spec"]["updateStrategy"] = {"type": "RollingUpdate"}
         await self._do(self.cp.create, self._sets(), body)
 
     async def set_digest(self, name: str, digest: str) -> None:
@@ -80,6 +91,12 @@ class KubeFleetStage(FleetStage):
 
     async def delete_set(self, name: str, *, orphans: bool) -> None:
         await self._do(self.cp.delete, f"{self._sets(name)}?propagationPolicy={'Orphan' if orphans else 'Background'}")
+
+    async def install_parking(self, way: str) -> None:
+        for body in manifests.documents(manifests.PARKING):
+            if body["metadata"]["name"] == f"driver-manager-park-{way}":
+                await self._do(self.cp.apply, manifests.path(body), body)
+                self._cluster_wide.append(manifests.path(body))
 
     async def serve(self, kind: str, *, is_served: bool = True) -> None:
         if is_served:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from driver_manager import names
 from driver_manager.core.fleet import Kind
 from driver_manager.core.snapshot import Rule
 from driver_manager.ports import Fleet
@@ -48,10 +49,18 @@ class SimFleetStage(FleetStage):
         self.world.edit_node(name, labels={PRESENT: "true" if is_selected else None})
 
     async def add_set(
-        self, name: str, selector: Mapping[str, str], labels: Mapping[str, str], *, digest: str = "", avoids_drivers: bool = False
+        self,
+        name: str,
+        selector: Mapping[str, str],
+        labels: Mapping[str, str],
+        *,
+        digest: str = "",
+        avoids_drivers: bool = False,
+        is_parkable: bool = False,
     ) -> None:
         spec = PodSpec(labels=labels, node_selector=selector, digest=digest, avoids_drivers=avoids_drivers, stop_seconds=0.01)
-        made = DaemonSet(namespace=self.namespace, name=name, uid=self.world.store.uid(), spec=spec)
+        made = DaemonSet(namespace=self.namespace, name=name, uid=self.world.store.uid(), spec=spec, is_on_delete=not is_parkable)
+        made.labels = {names.PARK: "true"} if is_parkable else {}
         self.world.put_daemon_set(made)
 
     async def set_digest(self, name: str, digest: str) -> None:
@@ -61,6 +70,9 @@ class SimFleetStage(FleetStage):
     async def delete_set(self, name: str, *, orphans: bool) -> None:
         daemon_set = self.world.store.daemon_sets[f"{self.namespace}/{name}"]
         self.world.delete_daemon_set(daemon_set, Cascade.ORPHAN if orphans else Cascade.BACKGROUND)
+
+    async def install_parking(self, way: str) -> None:
+        self.world.server.parking.ways.add(way)
 
     async def serve(self, kind: str, *, is_served: bool = True) -> None:
         self.world.serve(kind, is_served)

@@ -46,9 +46,18 @@ class FleetStage(abc.ABC):
 
     @abc.abstractmethod
     async def add_set(
-        self, name: str, selector: Mapping[str, str], labels: Mapping[str, str], *, digest: str = "", avoids_drivers: bool = False
+        self,
+        name: str,
+        selector: Mapping[str, str],
+        labels: Mapping[str, str],
+        *,
+        digest: str = "",
+        avoids_drivers: bool = False,
+        is_parkable: bool = False,
     ) -> None:
         """A DaemonSet, OnDelete, for the nodes with these labels; its pods have these labels, among them `app`.
+
+        A parkable one is not OnDelete, and asks by its label to be parked.
 
         With `avoids_drivers` its pods go to no node that has another pod with a driver's component label (required anti-affinity).
         """
@@ -60,6 +69,10 @@ class FleetStage(abc.ABC):
     @abc.abstractmethod
     async def delete_set(self, name: str, *, orphans: bool) -> None:
         """Somebody deletes a DaemonSet, with its pods or without them."""
+
+    @abc.abstractmethod
+    async def install_parking(self, way: str) -> None:
+        """Somebody applies one of deploy/parking, `gate` or `deny`."""
 
     @abc.abstractmethod
     async def serve(self, kind: str, *, is_served: bool = True) -> None:

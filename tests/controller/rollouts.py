@@ -11,20 +11,21 @@ import json
 import random
 import sys
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from driver_manager import names
 from driver_manager.controller.run import Replica
 from driver_manager.controller.settings import ControllerSettings, MaintenanceSettings
-from driver_manager.core.rollout_states import State
+from driver_manager.core.rollout_states import AFTER_RESTART, State
 from driver_manager.core.situation import RolloutSettings
-from driver_manager.core.snapshot import ChangeKind
+from driver_manager.core.snapshot import ChangeKind, Toleration
 from driver_manager.core.upgrade_policy import read_policy
 from driver_manager.errors import DriverManagerError
 from driver_manager.sim.clock import run_virtual
 from driver_manager.sim.fleetworld import MAINTENANCE_NAMESPACE, OWN_NAMESPACE, FleetWorld
-from driver_manager.sim.objects import Node, Pod
+from driver_manager.sim.objects import DaemonSet, Node, Pod, PodSpec
+from driver_manager.sim.parking import DENY, GATE
 from driver_manager.sim.store import Object
 from driver_manager.sim.world import AgentLife
 
@@ -32,6 +33,20 @@ LONGEST = 4 * 3600.0
 """Virtual seconds that a roll-out may take with all its trouble."""
 CALM_AFTER = 400.0
 """Virtual seconds after which all trouble ends."""
+
+
+EXPORTER = "exporter"
+"""Name, and label `app`, of a DaemonSet that uses the driver and tolerates everything."""
+
+
+def add_exporter(world: FleetWorld, ways: str, *, is_opted_in: bool = True, **spec: Any) -> DaemonSet:
+    """An exporter on every node, and the admission policies that can park it."""
+    world.server.parking.ways = set(ways.split())
+    wanted = {"tolerations": (Toleration(operator="Exists"),), "annotations": {names.GPU_CLIENT: "true"}, **spec}
+    made = PodSpec(labels={"app": EXPORTER}, stop_seconds=0.5, start_seconds=0.2, **wanted)
+    labels = {names.PARK: "true"} if is_opted_in else {}
+    exporter = DaemonSet(namespace="monitoring", name=EXPORTER, uid=world.store.uid(), spec=made, is_on_delete=False, labels=labels)
+    return world.settle(exporter)
 
 
 @dataclass(slots=True)
@@ -54,6 +69,11 @@ class Script:
     """Seconds for which a budget lets no GPU pod go; None: there is no budget."""
     maintenance: float | None
     """Seconds that a maintenance operator takes; None: there is none."""
+    parking: str = ""
+    """`gate`, `deny` or both: an exporter that tolerates everything is parked so."""
+
+    def _as_possible(self) -> Script:
+        return self if self.maintenance is None else replace(self, parking="")  # a maintenance operator parks nobody
 
     @classmethod
     def of(cls, seed: int) -> Script:
@@ -83,7 +103,8 @@ class Script:
             one_at_a_time=rng.random() < 0.2,
             blocked=rng.choice((None, None, 0.0, 30.0, 500.0)),
             maintenance=rng.choice((None, None, None, 0.5, 20.0)),
-        )
+            parking=rng.choice(("", "", GATE, GATE, DENY, f"{GATE} {DENY}")),
+        )._as_possible()
 
 
 @dataclass(slots=True)
@@ -108,6 +129,16 @@ class Watched:
         for name in world.driverless - self.script.cordoned:
             if name in world.store.nodes and not world.store.nodes[name].unschedulable:
                 self.broken.append(f"{name} has no driver and is open")
+        if self.script.parking:
+            self._look_at_exporters()
+
+    def _look_at_exporters(self) -> None:
+        """From the end of its old driver to its opening no exporter runs on a node."""
+        for name, node in self.world.store.nodes.items():
+            if node.labels.get(names.UPGRADE_STATE) in AFTER_RESTART or name in self.world.driverless:
+                runs = [pod.ref for pod in self.world.store.pods_bound_to(name) if pod.labels.get("app") == EXPORTER]
+                if runs:
+                    self.broken.append(f"{name} is in work, and {runs} are there")
 
 
 async def play(script: Script) -> FleetWorld:
@@ -119,6 +150,8 @@ async def play(script: Script) -> FleetWorld:
     rng = random.Random(script.seed + 1)
     budget = None if script.blocked is None else 0
     world = FleetWorld(script.seed, nodes=script.nodes, policy=script.policy, budget=budget, maintenance=script.maintenance)
+    if script.parking:
+        add_exporter(world, script.parking)
     for name in script.cordoned:
         node = world.store.nodes[name]
         node.unschedulable = True
@@ -224,6 +257,10 @@ def _check_end(world: FleetWorld, script: Script, watched: Watched, before: dict
     assert not [uid for uid, times in evicted.items() if times > 1], f"{seed}: evicted twice"
     deleted = Counter(deed.node_name for deed in world.deeds("delete") if deed.target.endswith(tuple(old)) or _is_driver(deed.target))
     assert all(times == 1 for times in deleted.values()), f"{seed}: driver pods deleted {deleted}"
+    if script.parking:
+        exporters = [pod for pod in world.store.pods.values() if pod.labels.get("app") == EXPORTER]
+        assert sorted(pod.node_name or "" for pod in exporters if pod.is_ready) == sorted(world.store.nodes), f"{seed}: {exporters}"
+        assert not [pod for pod in exporters if pod.gates], f"{seed}: gated"
     lease = world.store.leases[f"{OWN_NAMESPACE}/driver-manager-controller"]
     assert names.GRANTS not in lease.annotations, f"{seed}: {lease.annotations}"
     assert not world.store.maintenances, f"{seed}: {world.store.maintenances}"

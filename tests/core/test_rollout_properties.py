@@ -11,11 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from driver_manager import names
+from driver_manager.core.hold import OUR_TAINT_VALUE, Hold
+from driver_manager.core.parking import is_held
 from driver_manager.core.rollout import MAX_PASSED, decide
-from driver_manager.core.rollout_record import MAX_BYTES, Failure, Progress, decode, encode
+from driver_manager.core.rollout_record import MAX_BYTES, MAX_PARKED, Failure, Progress, decode, encode
 from driver_manager.core.rollout_states import TRANSITIONS, Because, State, state_of
 from driver_manager.core.rollout_steps import NVIDIAS, remembered
 from driver_manager.core.situation import Decision, Freeing, RolloutSettings, Situation, Turn
+from driver_manager.core.snapshot import Taint
 from tests.core.rollouts import (
     DAEMON_SET,
     DEVICES,
@@ -52,7 +55,21 @@ PODS = [
     driver(OLD, digest="digest-new"),
     orphan(),
 ]
-FREEINGS = [None, Freeing(), Freeing(is_done=True), Freeing(failure="refused"), Freeing(blockers=("a/b", "a/c"))]
+HOLDS = [
+    Hold(frozenset({"mon/exporter"})),
+    Hold(frozenset({"mon/other"}), {names.DEPLOY_CLIENT: "true"}),
+    Hold(taint=Taint("nvidia.com/gpu", OUR_TAINT_VALUE)),
+    Hold(frozenset(f"mon/e{number}" for number in range(MAX_PARKED + 1))),
+]
+FOREIGN_TAINT = Taint("nvidia.com/gpu-driver-update", "dm-agent")
+FREEINGS = [
+    *(Freeing(hold=hold) for hold in HOLDS),
+    *(None, Freeing(), Freeing(is_done=True), Freeing(failure="refused"), Freeing(blockers=("a/b", "a/c"))),
+]
+TURNS = [
+    *(Turn(is_granted=True, hold=hold) for hold in HOLDS),
+    *(Turn(is_granted=True), Turn(), Turn(because=Because.BLOCKED_BY_POD, again_at=NOW + 5)),
+]
 FAILURES = [Failure(NOW - 50, NEW, "NotFreed", "no"), Failure(NOW - 60, OLD, "DriverFailing", "no", is_driver_gone=True)]
 ANNOTATIONS = [names.SAFE_LOAD, names.UPGRADE_REQUESTED, names.ACCEPT, names.KEEP_CORDON, *NVIDIAS]
 
@@ -68,6 +85,9 @@ records = st.builds(
     devices=st.sampled_from([{}, DEVICES, {"nvidia.com/gpu": 9}]),
     done=st.sampled_from([0.0, NOW - 99]),
     failures=st.lists(st.sampled_from(FAILURES), max_size=3),
+    parked=st.sampled_from([[], [], ["mon/exporter"], ["mon/exporter", "mon/third"]]),
+    paused=st.sampled_from([{}, {}, {names.DEPLOY_CLIENT: "true"}]),
+    taint=st.sampled_from(["", "", "nvidia.com/gpu"]),
 )
 inputs: dict[str, st.SearchStrategy[Any]] = {
     "policy": st.sampled_from(POLICIES),
@@ -80,7 +100,7 @@ inputs: dict[str, st.SearchStrategy[Any]] = {
     "maintenance": st.sampled_from(["", "missing", "pending", "ready"]),
     "freeing": st.sampled_from(FREEINGS),
     "jobs": st.sampled_from([None, (), ("a/job",)]),
-    "turn": st.sampled_from([Turn(is_granted=True), Turn(), Turn(because=Because.BLOCKED_BY_POD, again_at=NOW + 5)]),
+    "turn": st.sampled_from(TURNS),
     "bad_policy": st.sampled_from(["", "broken"]),
 }
 
@@ -92,8 +112,11 @@ def nodes(draw: st.DrawFn) -> Any:
     text = draw(st.none() | records | st.just("{") | st.just('{"node":"uid-of-another"}'))
     annotations = draw(st.dictionaries(st.sampled_from(ANNOTATIONS), st.just("true"), max_size=3))
     labels = draw(st.sampled_from([{}, {names.UPGRADE_SKIP: "true"}]))
+    labels |= draw(st.sampled_from([{}, {names.PARKED: "true"}, {names.DEPLOY_CLIENT: names.PAUSED}, {names.DEPLOY_CLIENT: "true"}]))
+    annotations |= draw(st.sampled_from([{}, {names.PARKED: "mon/exporter"}, {names.PARKED: "a,,/x"}]))
     allocatable = draw(st.sampled_from([DEVICES, {"nvidia.com/gpu": 0}]))
-    more = {"unschedulable": draw(flags), "is_ready": draw(st.sampled_from([True, True, False]))}
+    taints = draw(st.sampled_from([(), (FOREIGN_TAINT,), (Taint("nvidia.com/gpu", OUR_TAINT_VALUE), FOREIGN_TAINT)]))
+    more: dict[str, Any] = {"taints": taints, "unschedulable": draw(flags), "is_ready": draw(st.sampled_from([True, True, False]))}
     return node(label, text, labels=labels, annotations=annotations, allocatable=allocatable, **more)
 
 
@@ -153,7 +176,8 @@ def test_a_decision_that_is_written_is_not_taken_again(seen: Situation) -> None:
 def test_no_write_only_refreshes_a_time(seen: Situation) -> None:
     """A write that leaves the label changes something else than when."""
     decision = decide(seen)
-    if set(decision.change.annotations) == {names.ROLLOUT} and not decision.change.labels and decision.change.unschedulable is None:
+    change = decision.change
+    if set(change.annotations) == {names.ROLLOUT} and not change.labels and change.unschedulable is None and change.taints is None:
         times = {"since": 0.0, "deadline": 0.0, "reason": ""}
         before, now = (each and msgspec.structs.replace(each, **times) for each in (seen.progress, decision.progress))
         assert before != now, decision.moves
@@ -225,6 +249,36 @@ def test_whatever_happens_on_the_way_the_end_is_the_same(data: st.DataObject, is
     progress = decode(world.node.annotations[names.ROLLOUT])
     assert progress == remembered(progress)
     assert progress.target == "newest"
+    assert names.PARKED not in {**world.node.labels, **world.node.annotations}
+    assert names.PAUSED not in world.node.labels.values()
+    assert not world.node.taints
+
+
+@given(situations())
+def test_only_what_is_ours_is_taken_off(seen: Situation) -> None:
+    """R3: a taint goes if the record has it, a label is put back if it still says what we wrote, and nobody else's is touched."""
+    decision = decide(seen)
+    after_it, record_before = decision.change.on(seen.node), seen.progress
+    assert (FOREIGN_TAINT in seen.node.taints) == (FOREIGN_TAINT in after_it.taints)
+    was_taken_over = Because.TAKEN_OVER in {move.because for move in decision.moves}
+    if len(after_it.taints) < len(seen.node.taints):
+        assert was_taken_over or (record_before is not None and record_before.taint)
+    before, now = seen.node.labels.get(names.DEPLOY_CLIENT), after_it.labels.get(names.DEPLOY_CLIENT)
+    if before != now:
+        assert now == names.PAUSED or (before == names.PAUSED and record_before is not None and names.DEPLOY_CLIENT in record_before.paused)
+
+
+@given(situations())
+def test_an_opened_node_is_held_off_by_nothing(seen: Situation) -> None:
+    """Whichever way a node comes to its end, is given back or is opened for another try: what we put on it goes in the same write."""
+    decision = decide(seen)
+    if not decision.change or seen.state is None:
+        return
+    is_let_go = ends(decision) in (State.DONE, State.UNKNOWN) or decision.change.unschedulable is False
+    if is_let_go:
+        node_after = decision.change.on(seen.node)
+        assert names.PARKED not in {**node_after.labels, **node_after.annotations}
+        assert not is_held(decision.progress)
 
 
 @given(records)

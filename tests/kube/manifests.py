@@ -15,16 +15,21 @@ Object = dict[str, Any]
 DEPLOY = Path(__file__).parents[2] / "deploy"
 CONTROLLER = DEPLOY / "controller"
 MAINTENANCE = DEPLOY / "controller-maintenance"
+PARKING = DEPLOY / "parking"
 PLURALS = {
     "ClusterRole": "clusterroles",
     "ClusterRoleBinding": "clusterrolebindings",
     "Deployment": "deployments",
+    "MutatingAdmissionPolicy": "mutatingadmissionpolicies",
+    "MutatingAdmissionPolicyBinding": "mutatingadmissionpolicybindings",
     "Namespace": "namespaces",
     "PodDisruptionBudget": "poddisruptionbudgets",
     "Role": "roles",
     "RoleBinding": "rolebindings",
     "Service": "services",
     "ServiceAccount": "serviceaccounts",
+    "ValidatingAdmissionPolicy": "validatingadmissionpolicies",
+    "ValidatingAdmissionPolicyBinding": "validatingadmissionpolicybindings",
 }
 
 

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from driver_manager import names
 from driver_manager.cli.arguments import normalised
 from driver_manager.core.snapshot import Rule
 from driver_manager.core.upgrade_policy import OWN_LABELS
 from driver_manager.fleetconfig import CONTROLLER_OPTIONS, SHARED
-from driver_manager.kube.fleetcalls import CLUSTER_RULES, LEASE_RULES, MAINTENANCE_RULES, OPERATOR_RULES
-from tests.kube.manifests import CONTROLLER, MAINTENANCE, documents, path
+from driver_manager.kube.fleetcalls import CLUSTER_RULES, MAINTENANCE_RULES, OPERATOR_RULES, OWN_RULES, PARKING_WAYS
+from tests.kube.manifests import CONTROLLER, MAINTENANCE, PARKING, documents, path
 
 Object = dict[str, Any]
 OBJECTS = documents(CONTROLLER)
@@ -46,7 +47,7 @@ def needed(rules: tuple[Rule, ...]) -> set[tuple[str, str, str]]:
     [
         ("ClusterRole", None, CLUSTER_RULES),
         ("Role", "gpu-operator", OPERATOR_RULES),
-        ("Role", "driver-manager", LEASE_RULES),
+        ("Role", "driver-manager", OWN_RULES),
     ],
 )
 def test_the_roles_are_the_table_of_calls(kind: str, namespace: str | None, rules: tuple[Rule, ...]) -> None:
@@ -132,3 +133,21 @@ def test_the_role_for_maintenance_is_the_table_of_calls() -> None:
     assert binding["roleRef"] == {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": role["metadata"]["name"]}
     assert binding["metadata"]["namespace"] == role["metadata"]["namespace"]
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": NAME, "namespace": "driver-manager"}]
+
+
+def test_the_two_parking_policies_choose_the_same_pods() -> None:
+    """Both are bound to parked nodes, and say with the same words which pods are kept off: those of the owners that a node lists."""
+    found = {(body["kind"], body["metadata"]["name"]): body["spec"] for body in documents(PARKING)}
+    assert [name for _, name in found] == [name for name in PARKING_WAYS for _ in "ab"]
+    gate, gate_binding, deny, deny_binding = found.values()
+    for same in ("paramKind", "matchConstraints", "variables", "failurePolicy"):
+        assert gate[same] == deny[same], same
+    assert gate["matchConditions"][0] == deny["matchConditions"][0]
+    for binding in (gate_binding, deny_binding):
+        assert binding["paramRef"] == {
+            "selector": {"matchExpressions": [{"key": names.PARKED, "operator": "Exists"}]},
+            "parameterNotFoundAction": "Allow",
+        }
+    assert names.PROBE in str(gate["variables"])
+    chosen = deny["validations"][0]["expression"].removeprefix("!")
+    assert " ".join(chosen.split()) in " ".join(gate["mutations"][0]["applyConfiguration"]["expression"].split())

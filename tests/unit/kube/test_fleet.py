@@ -366,6 +366,8 @@ def all_calls() -> list[calls.Call]:
         *(fleetcalls.list_custom(kind) for kind in CUSTOM_KINDS.values()),
         fleetcalls.list_custom(fleetcalls.MAINTENANCE, "op"),
         fleetcalls.list_budgets(),
+        fleetcalls.list_parkable_sets(),
+        fleetcalls.list_gated_pods(),
         calls.list_pods("n1"),
     ]
     return [
@@ -373,6 +375,8 @@ def all_calls() -> list[calls.Call]:
         *(calls.watch(each, "1", 60) for each in lists),
         fleetcalls.delete_pod("op", "p", "u"),
         fleetcalls.get_lease("op", "l"),
+        *(call for way in fleetcalls.PARKING_WAYS for call in fleetcalls.get_parking(way)),
+        fleetcalls.try_pod("op", "mon/exporter", "n"),
         fleetcalls.write_lease(lease),
         fleetcalls.write_lease(LeaseView(namespace="op", name="l", resource_version="1")),
         fleetcalls.create_event(EventNote(node_name="n", node_uid="u", reason="R", sentence="s"), "now", ""),

@@ -1,0 +1,194 @@
+"""Parking, as far as it needs the API: which DaemonSets may be parked, the proof that they are kept off, and nobody stays gated or held up.
+
+Putting a park on a node and taking it off is part of the roll-out's own node patches (`core.parking`). What is done here needs no memory:
+a pod with our gate whose node is not parked for its DaemonSet is let go by whoever leads and sees it (decision 44).
+"""
+
+import asyncio
+import logging
+from collections.abc import Collection
+from typing import Final
+
+from driver_manager.controller.cache import Cache
+from driver_manager.controller.election import Election
+from driver_manager.controller.settings import ControllerSettings
+from driver_manager.controller.sight import progress_of
+from driver_manager.core.fleet import FleetPod, FleetSet
+from driver_manager.core.hold import parked_on
+from driver_manager.core.parking import (
+    MOST_PARKED_NODES,
+    Means,
+    Tried,
+    held_up,
+    is_parked_for,
+    means_for,
+    opt_in_problem,
+    strangers_on,
+    woken,
+)
+from driver_manager.core.snapshot import NodeView, PodView
+from driver_manager.errors import ClusterError, Conflict, NotFound, Refused
+from driver_manager.names import PARKED
+from driver_manager.ports import Clock, Fleet, NodePatch
+
+logger = logging.getLogger(__name__)
+
+ASK_AGAIN: Final = 60.0
+"""Seconds for which it is believed that the admission policies are there, or that they do not work."""
+ASK_SOON: Final = 10.0
+"""Seconds for which it is believed that they are not there."""
+PROOF_SECONDS: Final = 10.0
+"""For so long a probe may still be let in after a park: it takes about 25 ms, and a second for a new policy (measured)."""
+FIRST_PAUSE: Final = 0.05
+LONGEST_PAUSE: Final = 1.0
+HELD_UP_SECONDS: Final = 2.0
+"""A pod that a neighbour lacks for longer has its DaemonSet controller woken, and again after as long."""
+IDLE: Final = 3600.0
+AT_ONCE: Final = 8
+
+
+class Parking:
+    """The leader's."""
+
+    def __init__(self, fleet: Fleet, clock: Clock, settings: ControllerSettings, election: Election, cache: Cache) -> None:
+        self._fleet, self._clock, self._settings = fleet, clock, settings
+        self._election, self._cache = election, cache
+        self._wake = asyncio.Event()
+        self._why_not, self._believed_until = "", 0.0
+        self._lacking: dict[str, float] = {}
+        """DaemonSet -> since when pods of it are held up, or when it was woken last."""
+        self._told: set[tuple[str, str]] = set()
+        self.ungated = self.woken = 0
+        self._slots = asyncio.Semaphore(AT_ONCE)
+
+    # Before ---------------------------------------------------------------------------------------------------------
+
+    async def means(self, node: NodeView) -> Means:
+        """What there is to keep a DaemonSet off a node."""
+        opted_in = list(self._cache.parkable.values())
+        return means_for(
+            node,
+            opted_in=opted_in,
+            operator_sets=self._cache.sets.values(),
+            own_namespace=self._settings.lease_namespace,
+            why_not=await self._policies() if opted_in else "",
+            is_full=bool(opted_in) and len(self.parked_nodes()) >= MOST_PARKED_NODES,
+        )
+
+    def parked_nodes(self) -> set[str]:
+        """Names of the nodes that are parked for somebody."""
+        return {name for name, node in self._cache.nodes.items() if PARKED in node.labels}
+
+    async def _policies(self) -> str:
+        """Why no admission policy can be relied on; empty where one is there."""
+        now = self._clock.now()
+        if now >= self._believed_until:
+            is_there = await self._fleet.has_parking_policy()
+            hint = "no admission policy for that is in the cluster (kubectl apply -f deploy/parking)"
+            self._why_not, self._believed_until = "" if is_there else hint, now + (ASK_AGAIN if is_there else ASK_SOON)
+        return self._why_not
+
+    async def prove(self, node_name: str, owners: Collection[str]) -> None:
+        """Returns when pods of these DaemonSets would be kept off the node, by a dry run: nobody is evicted before that.
+
+        Raises:
+            Refused: they would be let in.
+        """
+        deadline, pause = self._clock.now() + PROOF_SECONDS, FIRST_PAUSE
+        for owner in sorted(owners):
+            while await self._fleet.try_pod(self._settings.lease_namespace, owner, node_name) is Tried.LET_IN:
+                if self._clock.now() > deadline:
+                    self._why_not = f"the admission policy let a pod of {owner} onto {node_name} though it was parked"
+                    self._believed_until = self._clock.now() + ASK_AGAIN
+                    raise Refused(self._why_not)
+                await self._clock.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+
+    # Meanwhile and after --------------------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Something has changed that may concern parked pods."""
+        if self._cache.gated or self._cache.parkable:
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Works without end."""
+        pause = IDLE
+        while True:
+            await self._rest(pause)
+            self._wake.clear()
+            self._tell()
+            stuck = [pod for pod in self._cache.gated.values() if self._is_stuck(pod)]
+            await asyncio.gather(*(self._let_go(pod) for pod in stuck))
+            for daemon_set in list(self._cache.parkable.values()):
+                await self._heal(daemon_set)
+            pause = self._pause(pause, is_busy=bool(stuck))
+
+    def _pause(self, before: float, *, is_busy: bool) -> float:
+        if is_busy:
+            return min(2 * before, LONGEST_PAUSE) if before < IDLE else FIRST_PAUSE
+        return LONGEST_PAUSE if self._lacking else IDLE
+
+    async def _rest(self, pause: float) -> None:
+        waiting = [asyncio.ensure_future(self._wake.wait()), asyncio.ensure_future(self._clock.sleep(pause))]
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waiting:
+                each.cancel()
+
+    def _is_stuck(self, pod: FleetPod) -> bool:
+        return pod.is_gated and not pod.is_terminating and not is_parked_for(pod, self._cache.nodes.get(pod.node_name))
+
+    async def _let_go(self, pod: FleetPod) -> None:
+        """Evicts a gated pod (no budget is asked for one) once its successor would come without the gate."""
+        try:
+            async with self._slots:
+                if pod.owner is not None:
+                    owner = f"{pod.namespace}/{pod.owner.name}"
+                    if await self._fleet.try_pod(self._settings.lease_namespace, owner, pod.node_name) is Tried.GATED:
+                        return  # the policy does not know yet: looked at again
+                if not self._election.still_leading():
+                    return
+                await self._fleet.evict(PodView(namespace=pod.namespace, name=pod.name, uid=pod.uid))
+                self.ungated += 1
+                logger.info("a gated pod is let go", extra={"pod": pod.ref, "node": pod.node_name})
+        except (NotFound, Conflict):
+            pass  # it is gone: the watch tells
+        except ClusterError as error:
+            logger.warning("a gated pod could not be let go, trying again", extra={"pod": pod.ref, "error": error.message})
+
+    async def _heal(self, daemon_set: FleetSet) -> None:
+        """Wakes the DaemonSet controller where it pauses after refusals and pods on nodes that are not parked are missing for that."""
+        ref, now = daemon_set.ref, self._clock.now()
+        parked = [node for node in self._cache.nodes.values() if ref in parked_on(node)] if daemon_set.missing else []
+        if not parked or not held_up(daemon_set, parked):
+            self._lacking.pop(ref, None)
+            return
+        if now - self._lacking.setdefault(ref, now) < HELD_UP_SECONDS or not self._election.still_leading():
+            return
+        self._lacking[ref] = now
+        node = parked[0]
+        try:
+            patch = NodePatch(name=node.name, resource_version=node.resource_version, labels=woken(node).labels)
+            self._cache.put_node(await self._fleet.patch_node(patch))
+            self.woken += 1
+            logger.info("pods of a parked DaemonSet are held up on other nodes: its controller is woken", extra={"daemonset": ref})
+        except ClusterError as error:
+            logger.debug("a DaemonSet's controller could not be woken", extra={"daemonset": ref, "error": error.message})
+
+    def _tell(self) -> None:
+        """Says once what a person should know of: opt-ins that are refused, updates that wait, foreign entries."""
+        now = set[tuple[str, str]]()
+        busy = frozenset(owner for node in self._cache.nodes.values() if PARKED in node.labels for owner in parked_on(node))
+        for each in self._cache.parkable.values():
+            if problem := opt_in_problem(each, self._settings.lease_namespace):
+                now.add((each.ref, f"it is not parked though its label asks for it: {problem}"))
+            elif each.is_rolling and each.ref in busy:
+                now.add((each.ref, "it is parked, and a rolling update that was begun meanwhile waits for that to end"))
+        for node in self._cache.nodes.values():
+            if PARKED in node.annotations and (strangers := strangers_on(node, progress_of(node)[0])):
+                now.add((node.name, f"the annotation {PARKED} names {', '.join(strangers)[:200]}, which is none of ours"))
+        for about, what in sorted(now - self._told):
+            logger.warning("parking", extra={"about": about, "what": what})
+        self._told = now

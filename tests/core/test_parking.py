@@ -1,0 +1,166 @@
+"""What keeps DaemonSets off a node: who may be parked, what is put on a node and taken off, what the agent leaves alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from driver_manager import names
+from driver_manager.core.fleet import FleetPod, FleetSet
+from driver_manager.core.hold import OUR_TAINT_VALUE, Hold, parked_on, paused_by_rollout, read_owners
+from driver_manager.core.labels import labels_to_pause
+from driver_manager.core.parking import (
+    MOST_PARKED_NODES,
+    held_up,
+    is_parked_for,
+    means_for,
+    opt_in_problem,
+    put_on,
+    strangers_on,
+    taken_off,
+)
+from driver_manager.core.rollout_record import MAX_PARKED, Progress, decode, encode
+from driver_manager.core.snapshot import NodeView, Owner, Taint, Toleration
+
+OWN = "driver-manager"
+GPU = Toleration(key="nvidia.com/gpu", operator="Exists")
+BARE = NodeView(name="n", uid="uid-n", resource_version="1", labels={names.DEPLOY_CLIENT: "true"}, taints=(Taint("rack", "7"),))
+EXPORTER = FleetSet(namespace="mon", name="exporter", uid="u", tolerations=(Toleration(operator="Exists"),))
+DRIVER = FleetSet(namespace="gpu-operator", name="driver", uid="d", pod_labels={"app": names.DRIVER_APP}, tolerations=(GPU,))
+
+
+@pytest.mark.parametrize(
+    ("namespace", "labels", "why"),
+    [
+        ("mon", {"app": "exporter"}, ""),
+        ("gpu-operator", {"app": "exporter"}, ""),
+        ("gpu-operator", {"app": names.DRIVER_APP}, "driver"),
+        ("elsewhere", {names.COMPONENT_LABEL: "nvidia-vgpu-manager"}, "driver"),
+        ("gpu-operator", {"app": names.VALIDATOR_APP}, "validates"),
+        ("mon", {names.NAME_LABEL: names.OWN_NAME}, "this program"),
+        (OWN, {}, "this program"),
+        ("kube-system", {"k8s-app": "cilium"}, "the cluster itself"),
+        ("openshift-dns", {}, "the cluster itself"),
+    ],
+)
+def test_who_may_be_parked(namespace: str, labels: dict[str, str], why: str) -> None:
+    """Line 7: opt-ins of the driver, of this program and of the cluster's own pods are refused."""
+    problem = opt_in_problem(replace(EXPORTER, namespace=namespace, pod_labels=labels), OWN)
+    assert bool(problem) == bool(why)
+    assert why in problem
+
+
+@pytest.mark.parametrize(
+    ("changes", "why_not", "is_full", "said"),
+    [
+        ({}, "", False, ""),
+        ({}, "no policy", False, "no policy"),
+        ({"is_rolling": True}, "", False, "rolling update"),
+        ({}, "", True, f"{MOST_PARKED_NODES} nodes"),
+    ],
+)
+def test_what_there_is_for_a_node(changes: dict[str, bool], why_not: str, is_full: bool, said: str) -> None:
+    """Who cannot be parked now is named with the reason, unless it is on this very node already."""
+    asked = replace(EXPORTER, **changes)  # type: ignore[arg-type]
+    for node in (BARE, parked(BARE)):
+        means = means_for(node, opted_in=[asked], operator_sets=[DRIVER], own_namespace=OWN, why_not=why_not, is_full=is_full)
+        is_fine = not said or node is not BARE
+        assert means.parkable == ({asked.ref} if is_fine else set())
+        assert (asked.ref in means.not_now) is not is_fine
+        assert is_fine or said in means.not_now[asked.ref]
+
+
+@pytest.mark.parametrize(
+    ("sets", "taints", "key"),
+    [
+        ([DRIVER], (), "nvidia.com/gpu"),
+        ([DRIVER, replace(DRIVER, name="other", tolerations=())], (), ""),
+        ([DRIVER, replace(DRIVER, name="theirs", pod_labels={"app": "x"}, tolerations=())], (), "nvidia.com/gpu"),
+        ([DRIVER, replace(DRIVER, name="elsewhere", node_selector={"a": "b"}, tolerations=())], (), "nvidia.com/gpu"),
+        ([DRIVER], (Taint("nvidia.com/gpu", "admin"),), ""),
+        ([DRIVER], (Taint("some/key", OUR_TAINT_VALUE),), "some/key"),
+        ([replace(DRIVER, tolerations=(Toleration(operator="Exists"),))], (), names.KEEP_OFF_TAINT),
+        ([], (), ""),
+    ],
+)
+def test_which_taint(sets: list[FleetSet], taints: tuple[Taint, ...], key: str) -> None:
+    """One that all of driver, validators and operands on the node tolerate, that nobody else has put there; the one we have on is kept."""
+    means = means_for(replace(BARE, taints=taints), opted_in=[], operator_sets=sets, own_namespace=OWN, why_not="", is_full=False)
+    assert (means.taint.key if means.taint else "") == key
+
+
+def parked(node: NodeView, owners: str = "mon/exporter") -> NodeView:
+    """A node that is parked for these."""
+    return replace(node, labels={**node.labels, names.PARKED: "true"}, annotations={**node.annotations, names.PARKED: owners})
+
+
+def test_on_and_off_again() -> None:
+    """What is put on a node is recorded with what was there, a second hold adds to it, and all of it comes off as it was."""
+    hold = Hold(frozenset({"mon/exporter"}), {names.DEPLOY_CLIENT: "true"}, Taint("nvidia.com/gpu", OUR_TAINT_VALUE))
+    change, fields = put_on(BARE, None, hold)
+    held, record = change.on(BARE), Progress(node="uid-n", **fields)
+    assert not hold.missing_on(held)
+    assert hold.missing_on(BARE) == hold
+    assert parked_on(held) == {"mon/exporter"}
+    assert held.labels[names.DEPLOY_CLIENT] == names.PAUSED
+    change, fields = put_on(held, record, Hold(frozenset({"mon/other"}), {names.DEPLOY_CLIENT: "true"}, hold.taint))
+    both, record = change.on(held), Progress(node="uid-n", **fields)
+    assert decode(encode(record)) == record
+    assert parked_on(both) == {"mon/exporter", "mon/other"}
+    assert both.taints == held.taints
+    assert taken_off(both, record).on(both) == BARE
+
+
+def test_what_others_changed_meanwhile_stays() -> None:
+    """R3: a paused label with another value by now, another taint of the same key, a label that we did not pause."""
+    record = Progress(node="uid-n", paused={names.DEPLOY_CLIENT: "true"}, taint="nvidia.com/gpu")
+    labels = {names.DEPLOY_CLIENT: "false", "nvidia.com/gpu.deploy.x": names.PAUSED}
+    theirs = replace(BARE, labels=labels, taints=(Taint("nvidia.com/gpu", "dm-x"),))
+    assert not taken_off(theirs, record).needed_on(theirs)
+
+
+@pytest.mark.parametrize(
+    ("text", "owners"),
+    [("", ()), ("a/b", ("a/b",)), ("a/b,c/d", ("a/b", "c/d")), ("a/b, c/d,,x,/y,z/,A/b,a/b/c", ("a/b",)), ("a" * 70 + "/b", ())],
+)
+def test_an_annotation_of_anybody(text: str, owners: tuple[str, ...]) -> None:
+    """Line 7: of a malformed list only what names a DaemonSet counts, and what we did not write is named as a stranger."""
+    assert read_owners(text) == owners
+    node = parked(BARE, text)
+    assert set(strangers_on(node, Progress(node="uid-n", parked=["a/b"]))) == {each for each in text.split(",") if each not in ("", "a/b")}
+
+
+def test_a_node_needs_label_and_annotation() -> None:
+    """The policy's parameters are nodes with the label, so a bare annotation parks nobody."""
+    assert parked_on(replace(BARE, annotations={names.PARKED: "mon/exporter"})) == frozenset()
+    pod = FleetPod(namespace="mon", name="p", uid="p", node_name="n", owner=Owner("DaemonSet", "exporter"), is_gated=True)
+    assert is_parked_for(pod, parked(BARE))
+    for node in (None, BARE, parked(BARE, "mon/other")):
+        assert not is_parked_for(pod, node)
+    assert not is_parked_for(replace(pod, owner=None), parked(BARE))
+
+
+def test_who_is_held_up() -> None:
+    """Pods that are missing beyond those of parked nodes."""
+    assert held_up(replace(EXPORTER, missing=3), [parked(BARE), parked(BARE, "mon/other"), BARE]) == 2
+    assert held_up(replace(EXPORTER, missing=1), [parked(BARE)]) == 0
+
+
+def test_a_record_names_so_many() -> None:
+    """More DaemonSets on one node than a record has room for are not parked: the rest is missing, and told."""
+    owners = frozenset(f"mon/e{number:02}" for number in range(MAX_PARKED + 1))
+    change, fields = put_on(BARE, None, Hold(owners))
+    assert len(fields["parked"]) == MAX_PARKED
+    assert len(Hold(owners).missing_on(change.on(BARE)).parked) == 1
+
+
+def test_the_agent_leaves_what_the_controller_paused() -> None:
+    """Else its restore would put the label back before the node is open; a label paused by others is adopted as ever."""
+    labels = {names.DEPLOY_CLIENT: names.PAUSED, "nvidia.com/gpu.deploy.dcgm": names.PAUSED}
+    record = encode(Progress(node="uid-n", paused={names.DEPLOY_CLIENT: "true"}))
+    for text, uid, ours in ((record, "uid-n", {names.DEPLOY_CLIENT}), (record, "other", set()), ("{", "uid-n", set()), ("{}", "", set())):
+        node = replace(BARE, uid=uid, labels=labels, annotations={names.ROLLOUT: text})
+        assert paused_by_rollout(node) == ours
+        found = labels_to_pause(labels, "", {}, others=paused_by_rollout(node)).all
+        assert set(found) == set(labels) - ours
