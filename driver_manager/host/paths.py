@@ -75,6 +75,14 @@ def text_of(path: Path) -> str | None:
         return None
 
 
+def text_if_allowed(path: Path) -> str:
+    """The same for what is only told: nothing where there is no such file, or it may not be read."""
+    try:
+        return text_of(path) or ""
+    except PermissionError:
+        return ""
+
+
 def names_in(path: Path) -> list[str]:
     """Names in a folder, sorted; none where it is not there or may not be listed."""
     try:

@@ -20,7 +20,7 @@ from driver_manager.core.snapshot import Holder, HolderScan
 from driver_manager.host.devices import GpuDevices, Number, gpu_devices, number_by_name
 from driver_manager.host.look import own_pid
 from driver_manager.host.parsing import DELETED, is_at_or_below, pod_uid, process_state, systemd_unit
-from driver_manager.host.paths import Roots, resolve_in, text_of
+from driver_manager.host.paths import Roots, resolve_in, text_if_allowed, text_of
 
 _MAPPING = re.compile(rb"([0-9a-f]+-[0-9a-f]+) ...([ps]) \S+ (\S+ \d+) +(/.+)")
 _CANDIDATE_MARKS = (b"s ", b"/dev/")
@@ -97,10 +97,10 @@ def _kernel_threads(roots: Roots) -> list[int]:
     Only the kernel's own thread has such children. A list that is short, or missing (CONFIG_PROC_CHILDREN), costs time and nothing else.
     """
     parent = roots.proc / str(_KTHREADD)
-    state = process_state(_readable(parent / "stat"))
+    state = process_state(text_if_allowed(parent / "stat"))
     if state is None or not state.is_kernel_thread:
         return []
-    return [_KTHREADD, *map(int, _readable(parent / f"task/{_KTHREADD}/children").split())]
+    return [_KTHREADD, *map(int, text_if_allowed(parent / f"task/{_KTHREADD}/children").split())]
 
 
 def _pids(proc: bytes) -> list[int]:
@@ -235,7 +235,7 @@ def _holder(proc: Path, pid: int, devices: set[str]) -> Holder | None:
     state = process_state(text_of(process / "stat") or "")
     if state is not None and (state.is_kernel_thread or (state.is_zombie and state.threads < 2)):
         return None
-    cgroup = _readable(process / "cgroup")
+    cgroup = text_if_allowed(process / "cgroup")
     uid = pod_uid(cgroup)
     return Holder(
         pid=pid,
@@ -246,16 +246,9 @@ def _holder(proc: Path, pid: int, devices: set[str]) -> Holder | None:
     )
 
 
-def _readable(path: Path) -> str:
-    try:
-        return text_of(path) or ""
-    except PermissionError:
-        return ""
-
-
 def command_of(process: Path) -> str:
     """The name of a process; its arguments may hold secrets and are not shown."""
-    name = _readable(process / "comm").strip() or _readable(process / "cmdline").partition("\0")[0].rpartition("/")[2]
+    name = text_if_allowed(process / "comm").strip() or text_if_allowed(process / "cmdline").partition("\0")[0].rpartition("/")[2]
     return "".join(char if char.isprintable() else "?" for char in name[:_LONGEST_NAME]) or "?"
 
 
