@@ -20,7 +20,7 @@ from driver_manager.core.snapshot import Holder, HolderScan
 from driver_manager.host.devices import GpuDevices, Number, gpu_devices, number_by_name
 from driver_manager.host.look import own_pid
 from driver_manager.host.parsing import DELETED, is_at_or_below, pod_uid, process_state, systemd_unit
-from driver_manager.host.paths import Roots, resolve_in, text_if_allowed, text_of
+from driver_manager.host.paths import Roots, raise_if_short, resolve_in, text_if_allowed, text_of
 
 _MAPPING = re.compile(rb"([0-9a-f]+-[0-9a-f]+) ...([ps]) \S+ (\S+ \d+) +(/.+)")
 _CANDIDATE_MARKS = (b"s ", b"/dev/")
@@ -55,6 +55,9 @@ def scan(
         probe: what counts as a device; by default the host's GPUs.
         watch: told the number of each process before it is looked at.
         pids: which ones; by default all of others.
+
+    Raises:
+        OSError: out of descriptors or memory: nobody knows who was not looked at.
     """
     probe = probe or gpu_probe(roots)
     holders: list[Holder] = []
@@ -69,7 +72,8 @@ def scan(
             if _is_alive(roots.proc / str(pid)):
                 unreadable.append(pid)
             continue
-        except OSError:
+        except OSError as error:
+            raise_if_short(error)
             continue  # it has ended
         if found == {VFIO_DEVICE}:
             if not _has_a_group(b"%b/%d/fd" % (proc, pid)) and (holder := _holder(roots.proc, pid, found)) is not None:
@@ -106,7 +110,8 @@ def _kernel_threads(roots: Roots) -> list[int]:
 def _pids(proc: bytes) -> list[int]:
     try:
         return sorted(int(name) for name in os.listdir(proc) if name.isdigit())  # noqa: PTH208 - bytes
-    except OSError:
+    except OSError as error:
+        raise_if_short(error)
         return []
 
 
@@ -165,7 +170,8 @@ def _add(found: set[str], probe: Probe, link: bytes) -> bool:
         device = probe.device(link)
     except PermissionError:
         raise
-    except OSError:
+    except OSError as error:
+        raise_if_short(error)
         return False  # closed meanwhile
     if device is not None:
         found.add(device)
