@@ -426,11 +426,14 @@ class Executor:
     def _look_of_the_wait(self) -> Snapshot | None:
         """The look by which the wait for holders ended, once, if it has only just been: then it is the look right before the unload (R1).
 
-        It was as whole as any other, began when all evictions were done and all holders had ended, and nothing was done since. What comes
-        after it meets the same guards: the version of the node in the next patch, and the kernel, which keeps a module in use.
+        It was as whole as any other, began when all evictions were done and all holders had ended, and nothing was done since; and the
+        watch has told of no pod that it lacks. What comes after it meets the same guards: the version of the node in the next patch, and
+        the kernel, which keeps a module in use.
         """
         last, self._last_look = self._last_look, None
-        return last[0] if last is not None and self.clock.now() - last[1] <= FRESH_LOOK else None
+        if last is None or self.clock.now() - last[1] > FRESH_LOOK:
+            return None
+        return last[0] if self.tracker.present.keys() <= {pod.uid for pod in last[0].pods} else None
 
     async def _look(self) -> Snapshot:
         """A fresh look, through outages as long as any other call may take: too much has been done to give up at one lost answer."""
