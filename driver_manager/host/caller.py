@@ -177,11 +177,11 @@ def fork(work: Callable[[], int], keep: int) -> int:
         return pid
     code = 255
     try:
-        null = os.open("/dev/null", os.O_RDWR)
-        for descriptor in {0, 1, 2} - {keep}:
-            os.dup2(null, descriptor)
         os.closerange(3, keep)
         os.closerange(max(3, keep + 1), 65536)
+        null = os.open("/dev/null", os.O_RDWR)  # only now is there sure to be a free descriptor
+        for descriptor in {0, 1, 2} - {keep}:
+            os.dup2(null, descriptor)
         code = work()
     except OSError as error:
         code = error.errno or 255

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import errno
 import fcntl
 import gc
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable
@@ -119,6 +121,28 @@ async def test_a_child_that_is_killed_is_replaced(tmp_path: Path) -> None:
     await asyncio.sleep(0.1)
     await make(caller, "append", str(path))
     assert len(set(makers(path))) == 2
+
+
+async def test_two_free_descriptors_are_enough(tmp_path: Path) -> None:
+    """A child needs none of those that its parent has used up."""
+    path, caller = tmp_path / "pids", Caller(TABLE)
+    lowest = os.open("/dev/null", os.O_RDONLY)
+    os.close(lowest)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    kept = []
+    with contextlib.suppress(OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 10, limits[1]))
+        while True:
+            kept.append(os.open("/dev/null", os.O_RDONLY))
+    for descriptor in kept[-2:]:
+        os.close(descriptor)
+    try:
+        await make(caller, "append", str(path))
+    finally:
+        for descriptor in kept[:-2]:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert len(makers(path)) == 1
 
 
 async def test_calls_at_the_same_time_get_a_child_each(tmp_path: Path) -> None:
