@@ -9,6 +9,8 @@ import gc
 import os
 import resource
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -165,6 +167,18 @@ async def test_a_child_keeps_no_file_of_ours(tmp_path: Path) -> None:
     with (tmp_path / "lock").open() as again:
         fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
     await task
+
+
+@pytest.mark.parametrize("module", ["main", "vfio"])
+def test_whoever_starts_us_ignores_the_end_of_children(module: str) -> None:
+    """SIGCHLD comes ignored from some shells and supervisors; then a child that hangs could not be told from one that was never there."""
+    code = (
+        f"import signal, driver_manager.cli.{module} as cli\n"
+        "cli.run = lambda words: int(signal.getsignal(signal.SIGCHLD) is not signal.SIG_DFL)\n"
+        "cli.main()"
+    )
+    ignoring = f"import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.executable, ['py', '-c', {code!r}])"
+    assert subprocess.run([sys.executable, "-c", ignoring], check=False, timeout=60).returncode == 0
 
 
 async def test_the_kernel_refuses_what_is_not_there(tmp_path: Path) -> None:
