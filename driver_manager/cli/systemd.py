@@ -7,11 +7,12 @@ from typing import Final
 
 import click
 
+from driver_manager import names
 from driver_manager.errors import ConfigError, Exit, HostError, LockHeld
 from driver_manager.host.calls import Finished, KernelCalls
 from driver_manager.host.unitfiles import ROOT_HINT, install, remove
 
-_UNIT: Final = "driver-manager.service"
+_UNIT: Final = Path(names.SYSTEMD_UNIT).name
 _BOOTED: Final = Path("/run/systemd/system")
 """There where systemd runs: sd_booted(3)."""
 _SECONDS: Final = 60.0

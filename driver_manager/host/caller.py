@@ -19,10 +19,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from driver_manager.errors import DeviceStuck
-from driver_manager.host.waiting import ended, readable
+from driver_manager.host.waiting import KILL_PATIENCE, ended, readable
 
-_KILL_PATIENCE: Final = 0.2
-"""Seconds that a killed child gets to end before it counts as stuck."""
 _LONGEST: Final = 1 << 16
 
 
@@ -136,7 +134,7 @@ class _Child:
     async def _ended(self) -> int | None:
         """Its wait status, and no end to make any more; None if it lives on."""
         os.close(self.line)
-        return await ended(self._pid, _KILL_PATIENCE)
+        return await ended(self._pid, KILL_PATIENCE)
 
 
 def _end(line: int, pid: int) -> None:
