@@ -139,6 +139,28 @@ def test_r1_what_that_look_finds_counts(how: str) -> None:
     play(story)
 
 
+def test_r1_a_pod_that_comes_while_the_last_patch_is_on_its_way() -> None:
+    """R1: the API server takes 10 s to answer that the unload may begin; a pod that comes meanwhile is freed before the first module."""
+
+    async def story(stage: Stage) -> None:
+        world = stage.world
+        idle = PodSpec(runtime_class="nvidia", stop_seconds=1.0, grace_seconds=5)  # it opens no device yet
+
+        def end() -> None:
+            world.machine(NODE).end_process(process.pid)
+            world.faults.on("patch_node", Delay(10.0))
+            stage.later(3.0, lambda: gpu_pod(world, "newcomer", idle))
+
+        process = world.machine(NODE).add_process("train-service", ("/dev/nvidia0",))
+        stage.later(20.0, end)
+        assert (await stage.run()).code == 0
+        gone = next(one.at for one in world.store.diary if one.what == "gone" and "newcomer" in str(one))
+        assert gone < stage.unloads()[0][0]
+        await stage.assert_put_back()
+
+    play(story)
+
+
 # Modules ------------------------------------------------------------------------------------------------------------
 
 
