@@ -198,7 +198,7 @@ class HostError(DriverManagerError):
 
 
 class ModuleInUse(HostError):
-    """A module has users, so the kernel keeps it."""
+    """A module is still there, and may go at the next try: as a rule it has users, so the kernel keeps it."""
 
     transient = True
     exit_code = Exit.AGAIN

@@ -426,11 +426,18 @@ class Executor:
     def _look_of_the_wait(self) -> Snapshot | None:
         """The look by which the wait for holders ended, once, if it has only just been: then it is the look right before the unload (R1).
 
-        It was as whole as any other, began when all evictions were done and all holders had ended, and nothing was done since. What comes
-        after it meets the same guards: the version of the node in the next patch, and the kernel, which keeps a module in use.
+        It was as whole as any other, began when all evictions were done and all holders had ended, and nothing was done since; and the
+        watch has told of no pod that it lacks. What comes after it meets the same guards: the version of the node in the next patch, and
+        the kernel, which keeps a module in use.
         """
         last, self._last_look = self._last_look, None
-        return last[0] if last is not None and self.clock.now() - last[1] <= FRESH_LOOK else None
+        if last is None or self.clock.now() - last[1] > FRESH_LOOK:
+            return None
+        return None if self._lacks_pods(last[0]) else last[0]
+
+    def _lacks_pods(self, seen: Snapshot) -> bool:
+        """Whether the watch has told of a pod that a look does not have."""
+        return not self.tracker.present.keys() <= {pod.uid for pod in seen.pods}
 
     async def _look(self) -> Snapshot:
         """A fresh look, through outages as long as any other call may take: too much has been done to give up at one lost answer."""
@@ -488,7 +495,10 @@ class Executor:
         await self._free((*found.evict, *found.ending), found.leaving)
 
     async def _begin_unload(self) -> None:
-        """The guard of this patch is the version of the look before, so a node that changed since is looked at again."""
+        """The guard of this patch is the version of the look before, so a node that changed since is looked at again.
+
+        A pod changes nothing on the node, and an answer may take its time: of one that came meanwhile the watch tells (R1).
+        """
         assert self.record is not None
         self.record = replace(self.record, phase=Phase.UNLOADING)
         for _ in range(MAX_ROUNDS):
@@ -497,11 +507,14 @@ class Executor:
                 return
             try:
                 await self.writer.write_once(change)
-                return
             except NotFound as error:
                 raise TakenOver(f"the node {self.writer.node.name} is gone from the cluster") from error
             except (Conflict, Unreachable):  # of a lost answer the look shows what came of it
                 await self._look_again()
+            else:
+                if self._lacks_pods(self.seen):
+                    await self._look_again()
+                return
         raise Unsettled("the node does not stand still for one write", hint="find out who writes this node all the time")
 
     # Putting back ---------------------------------------------------------------------------------------------------

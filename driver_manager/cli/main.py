@@ -200,6 +200,7 @@ def main() -> None:
     for number in ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _die_early)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who starts us may ignore it, and then nobody can learn how a child has ended
     _open_streams()
     code = run(sys.argv[1:])
     _flush_streams()

@@ -7,11 +7,12 @@ from typing import Final
 
 import click
 
-from driver_manager.errors import Exit, HostError, LockHeld
+from driver_manager import names
+from driver_manager.errors import ConfigError, Exit, HostError, LockHeld
 from driver_manager.host.calls import Finished, KernelCalls
-from driver_manager.host.unitfiles import install, remove
+from driver_manager.host.unitfiles import ROOT_HINT, install, remove
 
-_UNIT: Final = "driver-manager.service"
+_UNIT: Final = Path(names.SYSTEMD_UNIT).name
 _BOOTED: Final = Path("/run/systemd/system")
 """There where systemd runs: sd_booted(3)."""
 _SECONDS: Final = 60.0
@@ -19,6 +20,8 @@ _SECONDS: Final = 60.0
 
 def run_install(*, is_remove: bool, root: str, command: str) -> int:
     """Puts the files in place or takes them away."""
+    if not root:  # as of a variable that is not set; for pathlib that is the folder we are in
+        raise ConfigError("--root is empty", hint=ROOT_HINT)
     machine = Path(root).absolute()
     is_here = machine.resolve() == Path("/")
     if is_here:

@@ -340,6 +340,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> None:
     """The console script."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # as in main
     code = run(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()

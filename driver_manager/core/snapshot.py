@@ -293,8 +293,6 @@ class MountView:
     is_shared: bool = False
     filesystem: str = ""
     """`major:minor` of what is mounted: the same in every mount namespace."""
-    root: str = "/"
-    """The folder of that filesystem which shows there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

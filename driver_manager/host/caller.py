@@ -19,10 +19,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from driver_manager.errors import DeviceStuck
-from driver_manager.host.waiting import ended, readable
+from driver_manager.host.waiting import KILL_PATIENCE, ended, readable
 
-_KILL_PATIENCE: Final = 0.2
-"""Seconds that a killed child gets to end before it counts as stuck."""
 _LONGEST: Final = 1 << 16
 
 
@@ -136,7 +134,7 @@ class _Child:
     async def _ended(self) -> int | None:
         """Its wait status, and no end to make any more; None if it lives on."""
         os.close(self.line)
-        return await ended(self._pid, _KILL_PATIENCE)
+        return await ended(self._pid, KILL_PATIENCE)
 
 
 def _end(line: int, pid: int) -> None:
@@ -177,11 +175,11 @@ def fork(work: Callable[[], int], keep: int) -> int:
         return pid
     code = 255
     try:
-        null = os.open("/dev/null", os.O_RDWR)
-        for descriptor in {0, 1, 2} - {keep}:
-            os.dup2(null, descriptor)
         os.closerange(3, keep)
         os.closerange(max(3, keep + 1), 65536)
+        null = os.open("/dev/null", os.O_RDWR)  # only now is there sure to be a free descriptor
+        for descriptor in {0, 1, 2} - {keep}:
+            os.dup2(null, descriptor)
         code = work()
     except OSError as error:
         code = error.errno or 255

@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from driver_manager.host.caller import Caller
+from driver_manager.host.waiting import KILL_PATIENCE
 
 O_NONBLOCK: Final = os.O_NONBLOCK
 MNT_DETACH: Final = 2
 UMOUNT_NOFOLLOW: Final = 8
-_KILL_PATIENCE = 0.2
-"""Seconds that a killed child gets to end before it counts as stuck."""
 _FOREIGN_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/bin:/busybox"
 
 
@@ -156,6 +155,6 @@ def _run(argv: Sequence[str], timeout: float) -> Finished | None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.communicate(timeout=_KILL_PATIENCE)
+            process.communicate(timeout=KILL_PATIENCE)
         raise TimeoutError(f"{argv[0]} has not ended in {timeout:g} s") from None
     return Finished(process.returncode, output.decode(errors="replace"))

@@ -17,12 +17,10 @@ from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
 
 from driver_manager.host.caller import fork
-from driver_manager.host.waiting import ended, readable
+from driver_manager.host.waiting import KILL_PATIENCE, ended, readable
 
 T = TypeVar("T")
 
-_KILL_PATIENCE: Final = 0.2
-"""Seconds that a killed child gets to end before it is left behind."""
 _LONG: Final = 3600.0
 """Seconds: no limit, where another one holds."""
 _CHUNK: Final = 1 << 16
@@ -45,7 +43,7 @@ async def in_children(works: Sequence[Callable[[], T]], timeout: float) -> list[
         for child in children:
             child.kill()
         for child in children:
-            await child.end(_KILL_PATIENCE)
+            await child.end(KILL_PATIENCE)
 
 
 def text_in_child(path: str, timeout: float) -> str:

@@ -8,18 +8,19 @@ import os
 from collections.abc import Iterator, Sequence
 
 from driver_manager.core.snapshot import MountCopy, MountView
-from driver_manager.host.parsing import is_at_or_below, mount_line, pod_uid, systemd_unit
-from driver_manager.host.paths import Roots, text_of
+from driver_manager.host.parsing import lines_of, mount_line, pod_uid, systemd_unit
+from driver_manager.host.paths import Roots, text_if_allowed
 from driver_manager.host.scan import command_of, others
 
 
 def copies_of(roots: Roots, mounts: Sequence[MountView], most: int) -> tuple[MountCopy, ...]:
     """Who still has what was mounted there, one process for each mount namespace; at most `most` of them.
 
-    What the host itself has mounted elsewhere too is left out: it was never the driver's alone.
+    A filesystem that the host itself has mounted anywhere, in whole or in part, is left out: it was never the driver's alone. A driver root
+    that is all of a container's has many of those in it, such as /run and /var/log, and half the pods of a node have them too.
     """
-    on_host = [view for view in _views(roots, 1) if any(_is_of(view, mount) for mount in mounts)]
-    gone = [mount for mount in mounts if mount.filesystem and not any(_is_of(view, mount) for view in on_host)]
+    on_host = {view.filesystem for view in _views(text_if_allowed(roots.proc / "1/mountinfo"))}
+    gone = {mount.filesystem for mount in mounts if mount.filesystem} - on_host
     if not gone:
         return ()
     found: list[MountCopy] = []
@@ -29,17 +30,15 @@ def copies_of(roots: Roots, mounts: Sequence[MountView], most: int) -> tuple[Mou
         if namespace is None or namespace in seen:
             continue
         seen.add(namespace)
-        copy = next((view for view in _views(roots, pid) if any(_is_of(view, mount) for mount in gone)), None)
+        text = text_if_allowed(roots.proc / str(pid) / "mountinfo")
+        if not any(f" {filesystem} " in text for filesystem in gone):
+            continue  # most by far; to read each of their lines would take seconds where there are hundreds of pods
+        copy = next((view for view in _views(text) if view.filesystem in gone), None)
         if copy is not None:
             found.append(_copy(roots, pid, copy))
             if len(found) >= most:
                 break
     return tuple(found)
-
-
-def _is_of(view: MountView, mount: MountView) -> bool:
-    """Whether a mount shows the same filesystem, from the same folder on or a folder in it."""
-    return view.filesystem == mount.filesystem and is_at_or_below(view.root, mount.root)
 
 
 def _namespace(roots: Roots, pid: int | str) -> str | None:
@@ -50,24 +49,17 @@ def _namespace(roots: Roots, pid: int | str) -> str | None:
         return None
 
 
-def _views(roots: Roots, pid: int) -> Iterator[MountView]:
-    lines = map(mount_line, _text(roots, pid, "mountinfo").splitlines())
-    return (line.view for line in lines if line is not None)
-
-
-def _text(roots: Roots, pid: int, name: str) -> str:
-    try:
-        return text_of(roots.proc / str(pid) / name) or ""
-    except PermissionError:
-        return ""
+def _views(mountinfo: str) -> Iterator[MountView]:
+    return (line.view for line in map(mount_line, lines_of(mountinfo)) if line is not None)
 
 
 def _copy(roots: Roots, pid: int, view: MountView) -> MountCopy:
-    cgroup = _text(roots, pid, "cgroup")
+    process = roots.proc / str(pid)
+    cgroup = text_if_allowed(process / "cgroup")
     uid = pod_uid(cgroup)
     return MountCopy(
         pid=pid,
-        command=command_of(roots.proc / str(pid)),
+        command=command_of(process),
         target=view.target,
         pod_uid=uid,
         unit=None if uid else systemd_unit(cgroup),

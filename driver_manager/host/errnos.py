@@ -36,6 +36,9 @@ MEANINGS: Final[dict[tuple[str, int, str], Meaning]] = {
         "module {0} is already being removed by somebody else", f"If it stays so, its exit function hangs. {_REBOOT}"
     ),
     ("delete_module", errno.EBUSY, ""): Meaning("module {0} cannot be removed: it has no exit function, or is not live", _REBOOT),
+    ("delete_module", errno.EINTR, ""): Meaning(
+        "the removal of module {0} was broken off", "Find out what kills processes here: dmesg shows it where memory is short.", ModuleInUse
+    ),
     ("delete_module", errno.EPERM, "disabled"): Meaning(
         "this kernel removes no module any more: the sysctl kernel.modules_disabled is 1", _REBOOT
     ),

@@ -89,7 +89,11 @@ class Faults:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Writes a file whole or not at all."""
+    """Writes a file whole or not at all; of one that does not fit nothing stays."""
     new = path.with_name(f".{path.name}.{os.getpid()}.new")
-    new.write_text(text, encoding="utf-8", errors="surrogateescape")
-    new.replace(path)
+    try:
+        new.write_text(text, encoding="utf-8", errors="surrogateescape")
+        new.replace(path)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise

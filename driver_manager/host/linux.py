@@ -403,6 +403,6 @@ def _unreadable(error: OSError) -> HostError:
     what = error.filename or "the host"
     return HostError(
         f"{what} cannot be read: {error.strerror}",
-        hint="Run as root, privileged.",
+        hint="Run as root, privileged, with memory and open files to spare (LimitNOFILE).",
         errno_name=errno.errorcode.get(error.errno or 0, ""),
     )

@@ -146,8 +146,8 @@ class LocalCluster:
     def _read(self) -> tuple[str, dict[str, str]]:
         try:
             text = text_of(self.path)
-        except PermissionError as error:
-            raise Forbidden(f"{self.path} may not be read", hint="Run as root.") from error
+        except OSError as error:
+            raise Forbidden(f"{self.path} cannot be read: {error.strerror}", hint="Run as root.") from error
         if text is None:
             return NO_FILE, {}
         body: Any = None

@@ -21,7 +21,7 @@ from driver_manager.core.snapshot import (
     Unloading,
 )
 from driver_manager.host.parsing import effective_capabilities, is_at_or_below, lines_of, mount_line, mounts_at
-from driver_manager.host.paths import Roots, names_in, resolve_in, text_of
+from driver_manager.host.paths import Roots, names_in, raise_if_short, resolve_in, text_of
 from driver_manager.names import MELLANOX, NVIDIA
 
 DRIVER_ROOT: Final = f"/{names.DRIVER_ROOT}"
@@ -243,7 +243,8 @@ def _walk(folder: str) -> Iterator[str]:
     try:
         with os.scandir(folder) as entries:
             below = list(entries)
-    except OSError:
+    except OSError as error:
+        raise_if_short(error)
         return
     for entry in below:
         if entry.is_dir(follow_symlinks=False):

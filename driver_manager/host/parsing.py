@@ -62,7 +62,6 @@ def mount_line(line: str) -> MountLine | None:
             source=decode_octal(fields[dash + 2]) if len(fields) > dash + 2 else "",
             is_shared=any(field.startswith("shared:") for field in fields[6:dash]),
             filesystem=fields[2],
-            root=decode_octal(fields[3]),
         )
         return MountLine(view, number(fields[1]))
     except (ValueError, IndexError):

@@ -4,17 +4,21 @@ In the container the host's root is mounted read-only at /host, while /sys and /
 /run/nvidia is the one whose mounts go through to the host. A directory tree has everything below one folder.
 """
 
+import errno
 import os
 import stat
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from driver_manager.errors import ConfigError
 from driver_manager.host.parsing import lines_of, mount_line
 
 _MOST_LINKS = 40
 _CONTAINER_HOST_ROOT = "/host"
+_SHORT_OF: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""What this process or machine is short of: such a refusal says nothing about the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +62,21 @@ def machine_roots() -> Roots:
     return Roots(host=Path(_CONTAINER_HOST_ROOT if has_host else "/"), own=Path("/"), is_tree=False)
 
 
+def raise_if_short(error: OSError) -> None:
+    """Raises an error that says nothing about what was asked for, so that nobody takes it for "not there" (R1).
+
+    Raises:
+        OSError: out of descriptors or memory.
+    """
+    if error.errno in _SHORT_OF:
+        raise error
+
+
 def text_of(path: Path) -> str | None:
     """A file's text; None where there is none, or where it went away in the middle of it.
 
     Raises:
-        PermissionError: it may not be read.
+        PermissionError: it may not be read. OSError: out of descriptors or memory.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO in its place must not hold us
@@ -71,15 +85,29 @@ def text_of(path: Path) -> str | None:
             return file.read() if stat.S_ISREG(os.fstat(descriptor).st_mode) else None
     except PermissionError:
         raise
-    except OSError:
+    except OSError as error:
+        raise_if_short(error)
         return None
 
 
+def text_if_allowed(path: Path) -> str:
+    """The same for what is only told: nothing where there is no such file, or it may not be read."""
+    try:
+        return text_of(path) or ""
+    except PermissionError:
+        return ""
+
+
 def names_in(path: Path) -> list[str]:
-    """Names in a folder, sorted; none where it is not there or may not be listed."""
+    """Names in a folder, sorted; none where it is not there or may not be listed.
+
+    Raises:
+        OSError: out of descriptors or memory.
+    """
     try:
         return sorted(os.listdir(path))  # noqa: PTH208 - half the time of iterdir, and only names are wanted
-    except OSError:
+    except OSError as error:
+        raise_if_short(error)
         return []
 
 

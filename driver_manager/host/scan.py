@@ -20,7 +20,7 @@ from driver_manager.core.snapshot import Holder, HolderScan
 from driver_manager.host.devices import GpuDevices, Number, gpu_devices, number_by_name
 from driver_manager.host.look import own_pid
 from driver_manager.host.parsing import DELETED, is_at_or_below, pod_uid, process_state, systemd_unit
-from driver_manager.host.paths import Roots, resolve_in, text_of
+from driver_manager.host.paths import Roots, raise_if_short, resolve_in, text_if_allowed, text_of
 
 _MAPPING = re.compile(rb"([0-9a-f]+-[0-9a-f]+) ...([ps]) \S+ (\S+ \d+) +(/.+)")
 _CANDIDATE_MARKS = (b"s ", b"/dev/")
@@ -55,6 +55,9 @@ def scan(
         probe: what counts as a device; by default the host's GPUs.
         watch: told the number of each process before it is looked at.
         pids: which ones; by default all of others.
+
+    Raises:
+        OSError: out of descriptors or memory: nobody knows who was not looked at.
     """
     probe = probe or gpu_probe(roots)
     holders: list[Holder] = []
@@ -69,7 +72,8 @@ def scan(
             if _is_alive(roots.proc / str(pid)):
                 unreadable.append(pid)
             continue
-        except OSError:
+        except OSError as error:
+            raise_if_short(error)
             continue  # it has ended
         if found == {VFIO_DEVICE}:
             if not _has_a_group(b"%b/%d/fd" % (proc, pid)) and (holder := _holder(roots.proc, pid, found)) is not None:
@@ -97,16 +101,17 @@ def _kernel_threads(roots: Roots) -> list[int]:
     Only the kernel's own thread has such children. A list that is short, or missing (CONFIG_PROC_CHILDREN), costs time and nothing else.
     """
     parent = roots.proc / str(_KTHREADD)
-    state = process_state(_readable(parent / "stat"))
+    state = process_state(text_if_allowed(parent / "stat"))
     if state is None or not state.is_kernel_thread:
         return []
-    return [_KTHREADD, *map(int, _readable(parent / f"task/{_KTHREADD}/children").split())]
+    return [_KTHREADD, *map(int, text_if_allowed(parent / f"task/{_KTHREADD}/children").split())]
 
 
 def _pids(proc: bytes) -> list[int]:
     try:
         return sorted(int(name) for name in os.listdir(proc) if name.isdigit())  # noqa: PTH208 - bytes
-    except OSError:
+    except OSError as error:
+        raise_if_short(error)
         return []
 
 
@@ -165,7 +170,8 @@ def _add(found: set[str], probe: Probe, link: bytes) -> bool:
         device = probe.device(link)
     except PermissionError:
         raise
-    except OSError:
+    except OSError as error:
+        raise_if_short(error)
         return False  # closed meanwhile
     if device is not None:
         found.add(device)
@@ -235,7 +241,7 @@ def _holder(proc: Path, pid: int, devices: set[str]) -> Holder | None:
     state = process_state(text_of(process / "stat") or "")
     if state is not None and (state.is_kernel_thread or (state.is_zombie and state.threads < 2)):
         return None
-    cgroup = _readable(process / "cgroup")
+    cgroup = text_if_allowed(process / "cgroup")
     uid = pod_uid(cgroup)
     return Holder(
         pid=pid,
@@ -246,16 +252,9 @@ def _holder(proc: Path, pid: int, devices: set[str]) -> Holder | None:
     )
 
 
-def _readable(path: Path) -> str:
-    try:
-        return text_of(path) or ""
-    except PermissionError:
-        return ""
-
-
 def command_of(process: Path) -> str:
     """The name of a process; its arguments may hold secrets and are not shown."""
-    name = _readable(process / "comm").strip() or _readable(process / "cmdline").partition("\0")[0].rpartition("/")[2]
+    name = text_if_allowed(process / "comm").strip() or text_if_allowed(process / "cmdline").partition("\0")[0].rpartition("/")[2]
     return "".join(char if char.isprintable() else "?" for char in name[:_LONGEST_NAME]) or "?"
 
 

@@ -2,7 +2,7 @@
 
 They reach every network namespace of the first user namespace, so also a pod's without the host's network, and no other (measured).
 
-pyroute2 has no types and takes a third of a second to import, all of it in one piece: it is confined to this file and imported in a wait
+pyroute2 has no types and takes 0.4 s to import, all of it in one piece: it is confined to this file and imported in a wait
 that has lasted a while, in the background. Events are hints to look again, never what is so: the kernel drops them when nobody reads them
 in time, and a sandbox may show none. So whoever waits for one looks from time to time anyway.
 """

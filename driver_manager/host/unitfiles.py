@@ -24,6 +24,7 @@ _COMMAND: Final = "@COMMAND@"
 _PLAIN_PATH: Final = re.compile(r"(?:/[-A-Za-z0-9_.+@:~]+)+")
 """What systemd takes as one word, and as it stands."""
 _MODE: Final = 0o644
+ROOT_HINT: Final = "--root names the root folder of a machine or of an image"
 _NOT_WRITABLE: Final = "Run as root, on a file system that can be written."
 
 
@@ -82,7 +83,7 @@ class _Machine:
 
     def __init__(self, root: Path) -> None:
         if not root.is_dir():
-            raise ConfigError(f"{root} is no folder", hint="--root names the root folder of a machine or of an image")
+            raise ConfigError(f"{root} is no folder", hint=ROOT_HINT)
         self._root = root
 
     def _file(self, path: str) -> Path:
@@ -117,15 +118,15 @@ class _Machine:
         while not os.path.lexists(folder):
             folder = folder.parent
         if not folder.is_dir():
-            raise Refused(f"{folder} is no folder, so /{path} cannot be there")
+            raise Refused(f"{folder} is no folder, so /{path} cannot be there", hint="move it away")
         if not os.access(folder, os.W_OK | os.X_OK):
             raise Forbidden(f"{folder} may not be written", hint=_NOT_WRITABLE)
 
     def _text(self, path: str) -> str:
         try:
             return text_of(self._file(path)) or ""
-        except PermissionError as error:
-            raise Forbidden(f"/{path} may not be read", hint="Run as root.") from error
+        except OSError as error:
+            raise Forbidden(f"/{path} cannot be read: {error.strerror}", hint="Run as root.") from error
 
     def write(self, path: str, text: str, keep: str = "") -> Done:
         """Writes a file; one that is there stays as it is where `keep` says why."""

@@ -2,6 +2,10 @@
 
 import asyncio
 import os
+from typing import Final
+
+KILL_PATIENCE: Final = 0.2
+"""Seconds that a killed child gets to end before it counts as stuck and is left behind."""
 
 
 async def ended(pid: int, timeout: float) -> int | None:

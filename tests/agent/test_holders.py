@@ -101,9 +101,9 @@ def test_r1_one_whole_look_is_the_end_of_the_wait_and_the_last_before_the_unload
     play(story)
 
 
-@pytest.mark.parametrize("how", ["a pod", "a process", "a slow answer"])
+@pytest.mark.parametrize("how", ["a pod", "a pod in the middle of it", "a process", "a slow answer"])
 def test_r1_what_that_look_finds_counts(how: str) -> None:
-    """R1: a pod or a process that is there by that look is freed first, and a look that took long is taken again."""
+    """R1: a pod or a process that is there by that look, or a pod that came since it began, is freed first; a slow look is taken again."""
 
     async def story(stage: Stage) -> None:
         world, machine = stage.world, stage.world.machine(NODE)
@@ -114,6 +114,10 @@ def test_r1_what_that_look_finds_counts(how: str) -> None:
             machine.end_process(process.pid)
             if how == "a pod":
                 gpu_pod(world, "newcomer", PodSpec(gpus=1, stop_seconds=1.0, grace_seconds=5))
+            elif how == "a pod in the middle of it":
+                world.faults.on("look", Delay(1.0))
+                idle = PodSpec(runtime_class="nvidia", stop_seconds=1.0, grace_seconds=5)  # it opens no device yet
+                stage.later(0.5, lambda: gpu_pod(world, "newcomer", idle))
             elif how == "a process":
                 again.append(machine.add_process("train-service", ("/dev/nvidia0",)).pid)
                 stage.later(15.0, lambda: machine.end_process(again[0]))
@@ -124,12 +128,34 @@ def test_r1_what_that_look_finds_counts(how: str) -> None:
         assert (await stage.run()).code == 0
         first = stage.unloads()[0][0]
         calls = [call.name for call in world.faults.calls if call.when is When.BEFORE]
-        if how == "a pod":
+        if how.startswith("a pod"):
             assert "newcomer" not in {pod.name for pod in world.store.pods.values()}
         elif how == "a process":
             assert first > 35.0
         else:
             assert calls.count("pods_on") == 3  # for the plan, slowly, and again
+        await stage.assert_put_back()
+
+    play(story)
+
+
+def test_r1_a_pod_that_comes_while_the_last_patch_is_on_its_way() -> None:
+    """R1: the API server takes 10 s to answer that the unload may begin; a pod that comes meanwhile is freed before the first module."""
+
+    async def story(stage: Stage) -> None:
+        world = stage.world
+        idle = PodSpec(runtime_class="nvidia", stop_seconds=1.0, grace_seconds=5)  # it opens no device yet
+
+        def end() -> None:
+            world.machine(NODE).end_process(process.pid)
+            world.faults.on("patch_node", Delay(10.0))
+            stage.later(3.0, lambda: gpu_pod(world, "newcomer", idle))
+
+        process = world.machine(NODE).add_process("train-service", ("/dev/nvidia0",))
+        stage.later(20.0, end)
+        assert (await stage.run()).code == 0
+        gone = next(one.at for one in world.store.diary if one.what == "gone" and "newcomer" in str(one))
+        assert gone < stage.unloads()[0][0]
         await stage.assert_put_back()
 
     play(story)

@@ -28,11 +28,11 @@ def escaped(text: str) -> str:
     return "".join(f"\\{ord(sign):03o}" if sign in " \t\\#\n" else sign for sign in text)
 
 
-def mountinfo_line(line: parsing.MountLine) -> str:
+def mountinfo_line(line: parsing.MountLine, root: str = "/") -> str:
     """fs/proc_namespace.c, show_mountinfo."""
     view, tags = line.view, "shared:1 " if line.view.is_shared else ""
     names = f"{escaped(view.fs_type)} {escaped(view.source)}"
-    where = f"{view.filesystem} {escaped(view.root)} {escaped(view.target)}"
+    where = f"{view.filesystem} {escaped(root)} {escaped(view.target)}"
     return f"{view.mount_id} {line.parent_id} {where} rw,relatime {tags}- {names} rw\n"
 
 

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import errno
 import fcntl
 import gc
 import os
+import resource
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -121,6 +125,28 @@ async def test_a_child_that_is_killed_is_replaced(tmp_path: Path) -> None:
     assert len(set(makers(path))) == 2
 
 
+async def test_two_free_descriptors_are_enough(tmp_path: Path) -> None:
+    """A child needs none of those that its parent has used up."""
+    path, caller = tmp_path / "pids", Caller(TABLE)
+    lowest = os.open("/dev/null", os.O_RDONLY)
+    os.close(lowest)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    kept = []
+    with contextlib.suppress(OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 10, limits[1]))
+        while True:
+            kept.append(os.open("/dev/null", os.O_RDONLY))
+    for descriptor in kept[-2:]:
+        os.close(descriptor)
+    try:
+        await make(caller, "append", str(path))
+    finally:
+        for descriptor in kept[:-2]:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert len(makers(path)) == 1
+
+
 async def test_calls_at_the_same_time_get_a_child_each(tmp_path: Path) -> None:
     """One that takes long holds up no other."""
     path, caller = tmp_path / "pids", Caller(TABLE)
@@ -141,6 +167,18 @@ async def test_a_child_keeps_no_file_of_ours(tmp_path: Path) -> None:
     with (tmp_path / "lock").open() as again:
         fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
     await task
+
+
+@pytest.mark.parametrize("module", ["main", "vfio"])
+def test_whoever_starts_us_ignores_the_end_of_children(module: str) -> None:
+    """SIGCHLD comes ignored from some shells and supervisors; then a child that hangs could not be told from one that was never there."""
+    code = (
+        f"import signal, driver_manager.cli.{module} as cli\n"
+        "cli.run = lambda words: int(signal.getsignal(signal.SIGCHLD) is not signal.SIG_DFL)\n"
+        "cli.main()"
+    )
+    ignoring = f"import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.executable, ['py', '-c', {code!r}])"
+    assert subprocess.run([sys.executable, "-c", ignoring], check=False, timeout=60).returncode == 0
 
 
 async def test_the_kernel_refuses_what_is_not_there(tmp_path: Path) -> None:

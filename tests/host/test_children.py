@@ -75,7 +75,7 @@ async def test_a_work_that_fails_gives_its_errno() -> None:
 
 async def test_what_hangs_is_killed_at_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit is for all together; nothing stays behind, and no file of ours was kept meanwhile; a stop is the same."""
-    monkeypatch.setattr("driver_manager.host.children._KILL_PATIENCE", 20.0)  # a busy machine is slow to end what is killed
+    monkeypatch.setattr("driver_manager.host.children.KILL_PATIENCE", 20.0)  # a busy machine is slow to end what is killed
     before = ours()
     with (tmp_path / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

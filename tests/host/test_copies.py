@@ -48,3 +48,24 @@ async def test_what_the_host_has_elsewhere_is_no_copy(tree: Tree, host: LinuxHos
     tree.file("proc/1/mountinfo", "21 1 8:1 / / rw - ext4 /dev/sda1 rw\n22 21 0:40 / /var/lib rw - overlay overlay rw\n")
     contained(tree, 500, 7, f"40 21 0:40 / {ROOT} rw - overlay overlay rw\n")
     assert await host.mount_copies(mounts) == ()
+
+
+async def test_folders_of_the_hosts_own_filesystems_are_no_copies(tree: Tree, host: LinuxHost) -> None:
+    """A driver container that binds its whole root shows /run and /var/log of the host too; pods with the same folders keep nothing old."""
+    tree.link("proc/1/ns/mnt", "mnt:[1]")
+    on_host = "21 1 8:1 / / rw - ext4 /dev/sda1 rw\n22 21 0:24 / /run rw - tmpfs tmpfs rw\n"
+    below = f"41 40 0:24 /nvidia {ROOT}/run/nvidia rw - tmpfs tmpfs rw\n42 40 8:1 /var/log {ROOT}/var/log rw - ext4 /dev/sda1 rw\n"
+    tree.file("proc/1/mountinfo", f"{on_host}40 22 0:40 / {ROOT} rw - overlay overlay rw\n{below}")
+    mounts = (await host.look()).mounts
+    tree.file("proc/1/mountinfo", on_host)
+    contained(tree, 500, 7, "22 21 0:24 /nvidia/validations /run/nvidia/validations rw - tmpfs tmpfs rw\n", comm="dcgm-exporter")
+    contained(tree, 600, 8, "22 21 8:1 /var/log /var/log rw - ext4 /dev/sda1 rw\n", comm="fluent-bit")
+    assert len(mounts) == 3
+    assert await host.mount_copies(mounts) == ()
+
+
+async def test_a_name_with_a_form_feed_hides_no_copy(tree: Tree, host: LinuxHost) -> None:
+    """A newline alone ends a line of mountinfo."""
+    mounts = await unmounted(tree, host)
+    contained(tree, 500, 7, "40 21 0:40 / /opt/a\x0cb rw - overlay overlay rw\n")
+    assert [copy.target for copy in await host.mount_copies(mounts)] == ["/opt/a\x0cb"]

@@ -101,11 +101,10 @@ def test_a_mount_comes_back_as_the_kernel_writes_it(
 ) -> None:
     """Numbers, names of any signs, propagation."""
     target, root = paths
-    view = MountView(
-        mount_id=number, target=target, fs_type=kind, source=source, is_shared=is_shared, filesystem=f"{number % 4096}:40", root=root
-    )
+    filesystem = f"{number % 4096}:40"
+    view = MountView(mount_id=number, target=target, fs_type=kind, source=source, is_shared=is_shared, filesystem=filesystem)
     line = parsing.MountLine(view, parent)
-    text = kernel_text.mountinfo_line(line)
+    text = kernel_text.mountinfo_line(line, root)
     assert parsing.mount_line(text.removesuffix("\n")) == line
     assert parsing.mounts_at(text * 2, "/") == ((view, view), ())
 

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import mmap
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import psutil
 import pytest
 
 from driver_manager.core.snapshot import Holder, HolderScan
-from driver_manager.errors import DeviceStuck
+from driver_manager.errors import DeviceStuck, HostError
 from driver_manager.host import LinuxHost, linux
 from driver_manager.host.calls import KernelCalls
 from driver_manager.host.devices import GpuDevices, gpu_devices
@@ -214,6 +215,29 @@ def test_what_may_not_be_looked_at_is_no_free_process(tree: Tree, number: int) -
     found = scan(roots, Failing(TreeProbe(roots, gpu_devices(roots)), 7, number))
     assert [holder.pid for holder in found.holders] == [8]
     assert found.unreadable == ((7,) if number in (errno.EACCES, errno.EPERM) else ())
+
+
+@contextmanager
+def without_descriptors() -> Iterator[None]:
+    """No file can be opened meanwhile."""
+    lowest = os.open("/dev/null", os.O_RDONLY)
+    os.close(lowest)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_r1_without_open_files_to_spare_nothing_counts_as_not_there(loaded: Tree, host: LinuxHost) -> None:
+    """R1: neither a free GPU nor an unloaded driver is made of an answer that there are too many open files."""
+    loaded.process(100, fds=["/dev/nvidia0"])
+    for look in (host.holders, host.look):
+        with pytest.raises(HostError, match="Too many open files") as caught, without_descriptors():
+            await look()
+        assert caught.value.errno_name == "EMFILE"
+        assert "LimitNOFILE" in caught.value.hint
 
 
 def test_a_kernel_thread_that_may_not_be_looked_at_is_passed_over(tree: Tree) -> None:

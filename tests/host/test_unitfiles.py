@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from driver_manager import names
 from driver_manager.config import OPTIONS, effective_settings
 from driver_manager.core.services import SERVICES
-from driver_manager.errors import ConfigError, Refused
+from driver_manager.errors import ConfigError, Forbidden, Refused
 from driver_manager.host.unitfiles import install, remove, shipped
 
 COMMAND = "/opt/driver-manager/bin/driver-manager"
@@ -192,6 +193,19 @@ def test_no_machine_is_refused(root: Path) -> None:
             install(bad, COMMAND)
 
 
+def test_a_full_disk_leaves_nothing_half(root: Path) -> None:
+    """No room for the settings: a refusal, and neither of the files nor a part of one is there."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = everything(root)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(Forbidden, match="cannot be written"):
+            install(root, COMMAND)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert everything(root) == before
+
+
 # The command --------------------------------------------------------------------------------------------------------
 
 
@@ -212,4 +226,5 @@ def test_the_installed_command(root: Path) -> None:
     assert own.returncode == 78
     assert str(program.resolve()) in own.stderr
     assert run("--root", str(root / "nowhere"), "--command", COMMAND).returncode == 78
+    assert run("--root", "", "--remove").returncode == 78  # a variable that is not set is not the folder we are in
     assert run("--nothing").returncode == 64

@@ -48,7 +48,8 @@ async def test_a_module_that_loads_ends_a_wait() -> None:
     """Uevents seen: the wait ends when the module comes, without a look in between, and so it does when the module goes."""
     for work in (lambda: load("slowmod"), lambda: delete("slowmod")):
         after(15.0, work)
-        assert 14.0 < await waited() < LIMIT / 2
+        seconds = await waited()
+        assert 5.0 < seconds < LIMIT - 5, seconds
 
 
 @in_guest
