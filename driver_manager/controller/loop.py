@@ -25,11 +25,9 @@ from driver_manager.controller.work import FREED_AT_ONCE, Handlers, Job, Worker,
 from driver_manager.core.budget import Tally, count
 from driver_manager.core.disruption import never_evicted
 from driver_manager.core.fleet import Changed, FleetPod, Kind
-from driver_manager.core.hold import Hold
-from driver_manager.core.parking import MOST_PARKED_NODES, TOO_MANY_PARKED
 from driver_manager.core.policy_groups import Groups, policy_groups
 from driver_manager.core.rollout import decide, may_only_restart
-from driver_manager.core.rollout_record import MAX_PARKED, Progress, encode
+from driver_manager.core.rollout_record import Progress, encode
 from driver_manager.core.rollout_states import BEFORE_RESTART, Because, State, state_of
 from driver_manager.core.situation import Decision, Situation, Stay, Turn, Work
 from driver_manager.core.snapshot import ChangeKind, NodeView
@@ -90,8 +88,6 @@ class Controller:
         """Nodes that a predecessor was granted and that do not show it: a late write of it may still come."""
         self._refused: dict[str, Refusal] = {}
         self._maintenance = Maintenance(fleet, self.cache, settings.maintenance)
-        self._holds: dict[str, Hold] = {}
-        """Node that may be begun -> what has to keep DaemonSets off it."""
         self._workers: dict[str, tuple[Worker, asyncio.Task[None]]] = {}
         self._freeing = asyncio.Semaphore(FREED_AT_ONCE)
         self._deleted: dict[str, tuple[str, float]] = {}
@@ -289,7 +285,7 @@ class Controller:
             sentence = "the API has no NodeMaintenances: install the maintenance operator, or set MAINTENANCE_OPERATOR_ENABLED=false"
             return Turn(because=Because.MAINTENANCE_OFF, sentence=sentence)
         if name in self._granted:
-            return Turn(is_granted=True, hold=self._holds.get(name))
+            return Turn(is_granted=True, hold=self.parking.holds.get(name))
         refusal = self._refused.get(name)
         if refusal is not None and refusal.again_at > self._clock.epoch():
             return Turn(because=Because.BLOCKED_BY_POD, sentence=refusal.sentence, again_at=refusal.again_at)
@@ -450,7 +446,7 @@ class Controller:
     def _let_go(self, name: str) -> None:
         """A grant has been used, or is not going to be."""
         self._starting.discard(name)
-        self._holds.pop(name, None)
+        self.parking.holds.pop(name, None)
         if name in self._granted or name in self._inherited:
             self._granted.discard(name)
             self._inherited.discard(name)
@@ -559,7 +555,7 @@ class Controller:
         if node is None:
             return "it is gone"
         situation = self.situation(node)
-        self._holds.pop(name, None)
+        self.parking.holds.pop(name, None)
         if situation.policy is None or (may_only_restart(situation) and not situation.has_maintenance):
             return None
         try:
@@ -570,22 +566,10 @@ class Controller:
             never = never_evicted(todo.evict, self.cache.budgets(pod.namespace for pod in todo.evict))
         except ClusterError as error:
             return f"its pods cannot be looked at: {error.message}"
-        if todo.hold.parked and situation.has_maintenance:
-            return f"{', '.join(sorted(todo.hold.parked))} cannot be parked where a maintenance operator frees the nodes"
-        if (full := self._hold(name, todo.hold)) is not None:
-            return full
+        if why := self.parking.plan(name, todo.hold, has_maintenance=situation.has_maintenance):
+            return why
         refusals = () if situation.policy.drain.enable else todo.refusals  # the drain has other rules, and comes after
         return "; ".join((*refusals, *never)) or None
-
-    def _hold(self, name: str, hold: Hold) -> str | None:
-        """Remembers for the node's cordon what keeps DaemonSets off it; gives why it cannot be begun where that is too much."""
-        if len(hold.parked) > MAX_PARKED:
-            return TOO_MANY_PARKED
-        parked = self.parking.parked_nodes() | {other for other, held in self._holds.items() if held.parked}
-        if hold.parked and len(parked - {name}) >= MOST_PARKED_NODES:
-            return f"{MOST_PARKED_NODES} nodes are parked, and it needs that too: it waits for one of them"
-        self._holds[name] = hold
-        return None
 
     def _refuse(self, name: str, sentence: str) -> None:
         """Nothing is done to the node; it is looked at again later."""

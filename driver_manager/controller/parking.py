@@ -14,9 +14,10 @@ from driver_manager.controller.election import Election
 from driver_manager.controller.settings import ControllerSettings
 from driver_manager.controller.sight import progress_of
 from driver_manager.core.fleet import FleetPod, FleetSet
-from driver_manager.core.hold import parked_on
+from driver_manager.core.hold import Hold, parked_on
 from driver_manager.core.parking import (
     MOST_PARKED_NODES,
+    TOO_MANY_PARKED,
     Means,
     Tried,
     held_up,
@@ -26,6 +27,7 @@ from driver_manager.core.parking import (
     strangers_on,
     woken,
 )
+from driver_manager.core.rollout_record import MAX_PARKED
 from driver_manager.core.snapshot import NodeView, PodView
 from driver_manager.errors import ClusterError, Conflict, NotFound, Refused
 from driver_manager.names import PARKED
@@ -58,6 +60,8 @@ class Parking:
         self._lacking: dict[str, float] = {}
         """DaemonSet -> since when pods of it are held up, or when it was woken last."""
         self._told: set[tuple[str, str]] = set()
+        self.holds: dict[str, Hold] = {}
+        """Node that may be begun -> what has to keep DaemonSets off it from its cordon on."""
         self.ungated = self.woken = 0
         self._slots = asyncio.Semaphore(AT_ONCE)
 
@@ -74,6 +78,18 @@ class Parking:
             why_not=await self._policies() if opted_in else "",
             is_full=bool(opted_in) and len(self.parked_nodes()) >= MOST_PARKED_NODES,
         )
+
+    def plan(self, name: str, hold: Hold, *, has_maintenance: bool) -> str:
+        """Remembers a hold for the node's cordon; gives why the node cannot be begun where that is too much, else nothing."""
+        parked = self.parked_nodes() | {other for other, held in self.holds.items() if held.parked}
+        if hold.parked and has_maintenance:
+            return f"{', '.join(sorted(hold.parked))} cannot be parked where a maintenance operator frees the nodes"
+        if len(hold.parked) > MAX_PARKED:
+            return TOO_MANY_PARKED
+        if hold.parked and len(parked - {name}) >= MOST_PARKED_NODES:
+            return f"{MOST_PARKED_NODES} nodes are parked, and it needs that too: it waits for one of them"
+        self.holds[name] = hold
+        return ""
 
     def parked_nodes(self) -> set[str]:
         """Names of the nodes that are parked for somebody."""
