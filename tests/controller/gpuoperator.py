@@ -2,12 +2,13 @@
 
 It is written against the ports, so that it leads a simulated fleet and one on the real control plane alike:
 
-    python -m tests.controller.gpuoperator NAMESPACE [SECONDS_PER_PASS]
+    KUBECONFIG=... python -m tests.controller.gpuoperator NAMESPACE NODE_SELECTOR POLICY_AS_JSON
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from collections.abc import Mapping
@@ -40,9 +41,12 @@ class GpuOperator:
         pass_seconds: float = 1.0,
         duration: int = 15,
         identity: str = "op-1",
+        policy: UpgradePolicy | None = None,
     ) -> None:
         self._fleet, self._clock, self._namespace = fleet, clock, namespace
         self._pass_seconds, self._duration, self._identity = pass_seconds, duration, identity
+        self._policy = policy
+        """In place of a ClusterPolicy's."""
 
     async def run(self) -> None:
         """Renews its Lease and makes passes, without end."""
@@ -57,10 +61,10 @@ class GpuOperator:
                 now = self._clock.wall().removesuffix("Z") + ".000000Z"
                 held = replace(lease, holder=self._identity, duration_seconds=self._duration, acquired=lease.acquired or now, renewed=now)
                 await self._fleet.write_lease(held)
-            await self._clock.sleep(RENEW_SECONDS)
+            await self._clock.sleep(min(RENEW_SECONDS, self._duration / 4))
 
     async def _pass_again_and_again(self) -> None:
-        await self._clock.sleep(3 * RENEW_SECONDS)  # until its caches are filled
+        await self._clock.sleep(min(3 * RENEW_SECONDS, self._duration))  # until its caches are filled
         while True:
             with suppress(ClusterError):
                 await self._pass(await read_all(self._fleet))
@@ -68,7 +72,7 @@ class GpuOperator:
 
     async def _pass(self, cache: Cache) -> None:
         source = next((each for each in cache.policies.values() if each.kind == "ClusterPolicy"), None)
-        policy = read_policy(source.upgrade_policy) if source is not None else UpgradePolicy()
+        policy = self._policy or (read_policy(source.upgrade_policy) if source is not None else UpgradePolicy())
         for node in cache.nodes.values():
             wanted = "true" if policy.auto_upgrade else None
             if node.annotations.get(UPGRADE_ENABLED) != wanted:
@@ -167,15 +171,15 @@ def is_gpu_pod(pod: PodView) -> bool:
     return not pod.is_over and not is_daemon and any(name.startswith(UPGRADE_CONTROLLER_PREFIXES) for name in pod.resources)
 
 
-async def _main(namespace: str, pass_seconds: float) -> None:
+async def _main(namespace: str, nodes: str, policy: str) -> None:
     from driver_manager.clock import SystemClock
     from driver_manager.kube.fleet import connect_fleet
     from driver_manager.kube.fleetcalls import Selection
 
-    nodes = os.environ.get("NODE_SELECTOR", "nvidia.com/gpu.present=true")
     fleet = await connect_fleet(os.environ["KUBECONFIG"], SystemClock(), Selection(namespace=namespace, nodes=nodes))
-    await GpuOperator(fleet, SystemClock(), namespace=namespace, pass_seconds=pass_seconds).run()
+    rules, name = read_policy(json.loads(policy)), f"op-{os.getpid()}"
+    await GpuOperator(fleet, SystemClock(), namespace=namespace, pass_seconds=0.5, duration=4, policy=rules, identity=name).run()
 
 
 if __name__ == "__main__":
-    asyncio.run(_main(sys.argv[1], float(sys.argv[2]) if len(sys.argv) > 2 else 0.5))
+    asyncio.run(_main(*sys.argv[1:]))
