@@ -20,6 +20,8 @@ LEADS: Final = "DriverManagerLeads"
 """Whether this controller leads the upgrades, or follows gpu-operator."""
 NOT_IN_USE: Final = "NotInUse"
 MAX_REASONS: Final = 8
+NO_NEWS: Final = frozenset({Because.UP_TO_DATE, Because.NO_REVISION})
+"""Reasons that are not counted: that all is well, and that this is known in a moment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +101,6 @@ def reasons_by_group(stays: Mapping[str, Stay], groups: Mapping[str, str]) -> di
     """
     found: dict[str, Counter[Because]] = {}
     for node, stay in stays.items():
-        if stay.because is not Because.UP_TO_DATE:
+        if stay.because not in NO_NEWS:
             found.setdefault(groups.get(node, ""), Counter())[stay.because] += 1
     return found

@@ -15,6 +15,7 @@ from driver_manager import names
 from driver_manager.cli import fleetstatus
 from driver_manager.controller.run import Replica
 from driver_manager.controller.settings import ControllerSettings
+from driver_manager.core.report import Blocker, Waiting, status_text
 from driver_manager.core.role import Choice, Role
 from driver_manager.core.upgrade_policy import read_policy
 from driver_manager.errors import DriverManagerError
@@ -410,3 +411,98 @@ def test_two_roles_are_not_mixed_up_in_one_decision() -> None:
         assert len([pod for pod in stage.world.driver_pods(name) if pod.marked_at is None and pod.spec.image == "driver:one"]) == 1
 
     play(story, pod_grace=120.0, policy={**POLICY, "podDeletion": {"timeoutSeconds": 600}})
+
+
+# What the agent reports ---------------------------------------------------------------------------------------------
+
+
+def status_of(world: FleetWorld, name: str, *uids: str) -> None:
+    """The agent on a node writes that these pods hold a GPU."""
+    blockers = tuple(Blocker("process", "77 python3", "holds /dev/nvidia0", uid) for uid in uids)
+    waiting = Waiting("held-by-process", "waits for processes", (*blockers, Blocker("process", "5 sshd", "holds /dev/nvidia1")))
+    node = world.store.nodes[name]
+    node.annotations[names.STATUS] = status_text(phase="freeing", run="r", since="s", waiting=waiting)
+    world.store.node_written(node)
+
+
+@pytest.mark.parametrize("operator", [False, True])
+def test_a_hidden_holder_that_the_agent_names_is_evicted(operator: bool) -> None:
+    """Decision 35: of the pods that it names those on the node that the table allows go, once; the rest is shown. Led by whomever."""
+
+    async def story(stage: Stage) -> None:
+        world = stage.world
+        world.behave("gpu-1", start_seconds=120.0)
+        hidden = world.add_deployment("notebook", PodSpec(node_selector={HOSTNAME: "gpu-1"}), node="gpu-1")
+        other = world.add_deployment("elsewhere", PodSpec(node_selector={HOSTNAME: "gpu-2"}), node="gpu-2")
+        world.add_pod("by-hand", node="gpu-1")
+        await asyncio.sleep(5)
+        world.new_driver("two")
+
+        def is_waiting() -> bool:
+            return stage.states()["gpu-1"] == "pod-restart-required" and world.driver_pods("gpu-1")[0].spec.image == "driver:two"
+
+        await stage.until(is_waiting, "its agent waits")
+        uids = {pod.name.split("-")[0]: pod.uid for pod in world.store.pods.values()}
+        status_of(world, "gpu-1", uids["notebook"], uids["elsewhere"], "uid-of-nobody")
+        await asyncio.sleep(5)
+        evicted = [deed.target for deed in world.deeds("evict", "gpu-1") if deed.who == CONTROLLER]
+        named = [target for target in evicted if "render" not in target and "train" not in target]
+        assert len(named) == 1
+        assert hidden.name in named[0]
+        assert [pod for pod in world.store.pods.values() if other.name in pod.name]
+        sentence = stage.controller.stays["gpu-1"].sentence
+        assert "5 sshd (holds /dev/nvidia1)" in sentence
+        status_of(world, "gpu-1", uids["by"])
+        await asyncio.sleep(5)
+        assert "by-hand" in stage.controller.stays["gpu-1"].sentence
+        assert "DRAIN_USE_FORCE" in stage.controller.stays["gpu-1"].sentence
+        await stage.until_done()
+        stage.assert_nothing_twice()
+
+    play(story, operator=operator)
+
+
+# Conditions ---------------------------------------------------------------------------------------------------------
+
+
+def test_conditions_are_written_on_change_and_now_and_then() -> None:
+    """A roll-out of many nodes costs few writes, others' conditions stay, and at rest nothing is written."""
+
+    async def story(stage: Stage) -> None:
+        world = stage.world
+        foreign = {"Ready": ("True", "Reconciled")}
+        there = world.store.policies["ClusterPolicy", "cluster-policy"]
+        world.set_policy("ClusterPolicy", "cluster-policy", conditions={**there.conditions, **foreign})
+        await asyncio.sleep(70)
+        said = len(world.deeds("condition"))
+        await asyncio.sleep(600)
+        assert len(world.deeds("condition")) == said, "nothing has changed"
+        began = asyncio.get_running_loop().time()
+        world.new_driver("two")
+        await stage.until_done()
+        await asyncio.sleep(10)
+        minutes = (asyncio.get_running_loop().time() - began) / 60
+        assert len(world.deeds("condition")) - said <= 2 + minutes
+        there = world.store.policies["ClusterPolicy", "cluster-policy"]
+        assert there.conditions.items() >= foreign.items()
+        assert there.conditions["DriverManagerRolledOut"] == ("True", "Complete")
+
+    play(story, operator=False, nodes=8)
+
+
+def test_a_node_that_waits_is_counted_with_its_reason() -> None:
+    """The condition says why nodes are not begun, not only that."""
+
+    async def story(stage: Stage) -> None:
+        world = stage.world
+        for name in ("gpu-1", "gpu-2"):
+            world.add_pod(f"by-hand-{name}", PodSpec(gpus=1), node=name)
+        await asyncio.sleep(5)
+        world.new_driver("two")
+        await stage.until(lambda: list(stage.states().values()).count("upgrade-done") == 2, "two are done")
+        await asyncio.sleep(130)
+        uid = world.store.policies["ClusterPolicy", "cluster-policy"].uid
+        sentence = world.store.sentences[uid, "DriverManagerRolledOut"]
+        assert sentence == "2 of 4 nodes are done, 2 waiting (BlockedByPod 2)"
+
+    play(story, operator=False)
