@@ -107,7 +107,8 @@ def pod(name: str, **fields: Any) -> PodView:
 
 def test_only_pods_that_are_named_and_are_on_the_node_go() -> None:
     """Decision 35: a hidden holder that the agent found is evicted; a bystander, and a uid that is nowhere, are not."""
-    assert freed([pod("a"), pod("b")], {"uid-a", "uid-of-another-node"}) == (["a"], ())
+    pods = [pod("a"), pod("b"), pod("c", runtime_class="nvidia")]
+    assert freed(pods, {"uid-a", "uid-of-another-node"}) == (["a"], ())
 
 
 @pytest.mark.parametrize(

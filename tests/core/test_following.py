@@ -14,14 +14,17 @@ from driver_manager.core.conditions import ACCEPTED, LEADS, ROLLED_OUT, reasons_
 from driver_manager.core.enabledmark import with_mark
 from driver_manager.core.fleet import PolicySource
 from driver_manager.core.following import FREED_IN, follow
+from driver_manager.core.hold import OUR_TAINT_VALUE, Hold, parked_on
+from driver_manager.core.parking import is_held
 from driver_manager.core.policy_groups import policy_groups
 from driver_manager.core.role import Role, Standing
 from driver_manager.core.rollout import decide
-from driver_manager.core.rollout_states import WORKING, Because, State
+from driver_manager.core.rollout_states import IDLE, WORKING, Because, State
 from driver_manager.core.rollout_steps import remembered
 from driver_manager.core.situation import Freeing, Situation, Stay, Work
+from driver_manager.core.snapshot import Taint
 from driver_manager.core.upgrade_policy import UpgradePolicy
-from driver_manager.names import POLICY, ROLLOUT, UPGRADE_ENABLED, UPGRADE_STATE
+from driver_manager.names import PARKED, PAUSED, POLICY, ROLLOUT, UPGRADE_ENABLED, UPGRADE_STATE
 from tests.core.rollouts import driver, in_work, node, record, situation
 from tests.core.test_rollout_properties import situations
 
@@ -30,12 +33,12 @@ from tests.core.test_rollout_properties import situations
 
 @given(situations())
 def test_a_follower_never_moves_a_node(seen: Situation) -> None:
-    """Whatever is seen: no state label, no cordon; its record is only ever shortened, and that once."""
+    """Whatever is seen: no state label, no cordon; it writes once, and only what keeps DaemonSets off and its record."""
     decision = follow(seen)
     assert not decision.moves
     assert UPGRADE_STATE not in decision.change.labels
     assert decision.change.unschedulable is not True
-    assert set(decision.change.annotations) <= {ROLLOUT}
+    assert set(decision.change.annotations) <= {ROLLOUT, PARKED}
     if not decision.change:
         assert decision.rest is not None
         assert decision.rest.sentence
@@ -55,9 +58,41 @@ def test_a_follower_opens_a_node_only_of_its_own_cordon_out_of_the_flow_with_a_d
 
 @given(situations())
 def test_a_follower_leaves_a_record_in_the_flow_alone(seen: Situation) -> None:
-    """If gpu-operator dies, ours goes on with what it had written."""
-    if seen.state in WORKING or seen.state in (State.REQUIRED, State.FAILED, None):
+    """If gpu-operator dies, ours goes on with what it had written; only what keeps DaemonSets off is added to it."""
+    seen = replace(seen, freeing=None)
+    if seen.state in WORKING or seen.state in (State.FAILED, None):
         assert not follow(seen).change
+
+
+@given(situations())
+def test_nothing_is_kept_off_a_node_that_gpu_operator_is_through_with(seen: Situation) -> None:
+    """Parks, paused labels and the taint go as soon as the node is out of the flow, unless it is closed without a driver."""
+    after = follow(seen)
+    rest = after.rest
+    if seen.state in IDLE and not seen.bad_progress and not (rest is not None and rest.because is Because.NEEDS_A_LOOK):
+        left = after.change.on(seen.node)
+        assert PARKED not in left.labels
+        assert not is_held(after.progress)
+
+
+def test_daemon_sets_are_kept_off_in_the_flow_and_come_back_after_it() -> None:
+    """What has to keep them off is put on a cordoned node with the record of it, and taken off with the end of the upgrade."""
+    hold = Hold(parked=frozenset({"a/b"}), paused={"example.com/x": "true"}, taint=Taint("nvidia.com/gpu-driver-update", OUR_TAINT_VALUE))
+    before = node(State.POD_DELETION, unschedulable=True, labels={"example.com/x": "true"})
+    seen = situation(before, freeing=Freeing(hold=hold))
+    put = follow(seen)
+    closed = put.change.on(before)
+    assert parked_on(closed) == {"a/b"}
+    assert closed.labels["example.com/x"] == PAUSED
+    assert closed.taints
+    assert not follow(situation(closed, freeing=Freeing(hold=hold))).change
+    opened = replace(closed, labels={**closed.labels, UPGRADE_STATE: "upgrade-done"}, unschedulable=False)
+    off = follow(situation(opened)).change.on(opened)
+    assert off.labels == {"example.com/x": "true", UPGRADE_STATE: "upgrade-done"}
+    assert (off.taints, ROLLOUT in off.annotations, PARKED in off.annotations) == ((), False, False)
+    led = decide(situation(closed, freeing=None))
+    assert led.progress is not None
+    assert (led.progress.parked, led.progress.paused) == (["a/b"], {"example.com/x": "true"}), "a leader goes on with it"
 
 
 @pytest.mark.parametrize("state", sorted(State))
