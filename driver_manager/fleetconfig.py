@@ -79,6 +79,13 @@ def _some_name(text: str) -> str:
     return str(NAME.parse(text))
 
 
+def _role(text: str) -> str:
+    if text not in ("auto", "lead", "follow"):
+        raise ValueError(f"allowed are {ROLE.allowed}")
+    return text
+
+
+ROLE: Final = Kind("auto|lead|follow", "auto, lead, follow", _role)
 LEASE_TIME: Final = Kind("DURATION", "whole seconds from 1 to a day, such as 15 or 15s", _whole_seconds)
 SOME_TIME: Final = Kind("DURATION", "seconds above 0, at most a day, such as 10, 10s or 500ms", _some_time)
 SHARE: Final = Kind("LIMIT", "a whole number, 0 or more, or a share from 0% to 100%", _share)
@@ -106,6 +113,8 @@ CONTROLLER_OPTIONS: Final = (
                 "upgrade policy of all nodes: YAML or JSON, the fields of DriverUpgradePolicySpec", said="none: the custom resources tell"),
     FleetOption("node_selector", "node-selector", "NODE_SELECTOR", Kind("SELECTOR", SELECTOR.allowed, _node_selector),
                 "label selector of the nodes of the fleet", said="nvidia.com/gpu.present=true"),
+    FleetOption("role", "role", "ROLE", ROLE,
+                "lead the upgrades, or follow a gpu-operator, which leads then; auto: follow while its Lease is renewed", said="auto"),
     FleetOption("identity", "identity", "POD_NAME", IDENTITY,
                 "who this replica is, in the Lease", said="the host's name and some random letters"),
     FleetOption("lease_namespace", "lease-namespace", "POD_NAMESPACE", SOME_NAME, "namespace of the Lease",

@@ -41,6 +41,11 @@ WAITING: Final = "nvidia.com/gpu-driver-manager.waiting"
 GRANTS: Final = "nvidia.com/gpu-driver-manager.grants"
 """Annotation of the controller's Lease: names of nodes that may be cordoned though they do not show it yet (JSON list)."""
 
+ROLE: Final = "nvidia.com/gpu-driver-manager.role"
+"""Annotation of the controller's Lease: whether it leads or follows gpu-operator, and why."""
+POLICY: Final = "nvidia.com/gpu-driver-manager.policy"
+"""Annotation of a ClusterPolicy or NVIDIADriver: fields of its upgradePolicy, YAML or JSON, for those that the API server would drop."""
+
 KEEP_OFF_TAINT: Final = "nvidia.com/gpu-driver-update"
 """Key of our NoSchedule taint where the driver's DaemonSet tolerates it."""
 
@@ -80,6 +85,9 @@ UPGRADE_REQUESTED: Final = "nvidia.com/gpu-driver-upgrade-requested"
 
 UPGRADE_STATE: Final = "nvidia.com/gpu-driver-upgrade-state"
 """Node label: where the upgrade controller is with this node."""
+
+OPERATOR_LEASE: Final = "53822513.nvidia.com"
+"""Lease of gpu-operator, in its own namespace: while that is renewed, its upgrade controller is at work."""
 
 UPGRADE_SKIP: Final = "nvidia.com/gpu-driver-upgrade.skip"
 """Node label, `true`: the node is not begun."""

@@ -15,6 +15,7 @@ from driver_manager.config import Settings
 from driver_manager.controller.run import Replica
 from driver_manager.controller.serving import serving
 from driver_manager.controller.settings import ControllerSettings, MaintenanceSettings
+from driver_manager.core.role import Choice
 from driver_manager.core.situation import RolloutSettings
 from driver_manager.core.upgrade_policy import BadPolicy, UpgradePolicy, read_policy
 from driver_manager.errors import ConfigError, DriverManagerError, Exit
@@ -39,6 +40,7 @@ def controller_settings(words: FleetWords, clock: Clock, own_namespace: Path = O
     rollout = {name.removeprefix(ROLLOUT): given.pop(name) for name in list(given) if name.startswith(ROLLOUT)}
     maintenance = {name.removeprefix(MAINTENANCE): given.pop(name) for name in list(given) if name.startswith(MAINTENANCE)}
     policy_file = given.pop("policy_file", "")
+    given["role"] = Choice(given.get("role", Choice.AUTO))
     given.setdefault("identity", f"{socket.gethostname() or 'controller'}-{clock.run_id()}")
     if "lease_namespace" not in given and (found := _namespace(own_namespace)):
         given["lease_namespace"] = found

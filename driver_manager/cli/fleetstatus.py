@@ -134,10 +134,13 @@ def document(seen: Overview) -> dict[str, Any]:
             "transitions": leader.transitions,
             "grants": list(leader.grants),
             "paused": leader.paused or None,
+            "role": leader.role.partition(": ")[0] or None,
+            "roleBecause": leader.role.partition(": ")[2] or None,
             "problem": leader.problem or None,
         },
         "groups": [_group_document(each) for each in seen.groups],
         "problems": dict(seen.problems),
+        "notes": dict(seen.notes),
         "nodes": [_row_document(each) for each in seen.rows],
     }
 
@@ -226,6 +229,8 @@ def _leader_lines(seen: Overview) -> list[str]:
     if leader.problem:
         return [leader.problem]
     lines = [_who_leads(leader, seen.now)]
+    if leader.is_following:
+        lines.append(f"FOLLOWS: no state label is written; {leader.role.partition(': ')[2]}")
     if leader.grants:
         lines.append(f"granted, and about to be cordoned: {', '.join(leader.grants)}")
     if leader.paused:
@@ -247,6 +252,7 @@ def _who_leads(leader: Leader, now: float) -> str:
 
 def _group_lines(seen: Overview) -> list[str]:
     lines = [f"{source}: its policy is not valid: {problem}" for source, problem in seen.problems.items()]
+    lines += [f"{source}: {note}" for source, note in seen.notes.items()]
     for each in seen.groups:
         name = each.name or "nodes of no policy"
         if each.policy is None:

@@ -15,12 +15,12 @@ from typing import Final
 from driver_manager.controller.settings import ControllerSettings
 from driver_manager.core.fleet import LeaseView
 from driver_manager.errors import ClusterError, Conflict, Forbidden
-from driver_manager.names import GRANTS, WAITING
+from driver_manager.names import GRANTS, ROLE, WAITING
 from driver_manager.ports import Clock, Fleet
 
 logger = logging.getLogger(__name__)
 
-OURS: Final = (GRANTS, WAITING)
+OURS: Final = (GRANTS, ROLE, WAITING)
 """Annotations of the Lease that only its holder writes; all others are people's."""
 
 

@@ -18,21 +18,26 @@ from driver_manager.controller.election import Election, read_grants, written_gr
 from driver_manager.controller.maintenance import Maintenance
 from driver_manager.controller.parking import Parking
 from driver_manager.controller.reminders import Reminders
+from driver_manager.controller.role import RoleWatch
 from driver_manager.controller.settings import ControllerSettings
 from driver_manager.controller.sight import progress_of, situation_of
 from driver_manager.controller.telling import Telling
-from driver_manager.controller.work import FREED_AT_ONCE, Handlers, Job, Worker, what_to_free
+from driver_manager.controller.work import FREED_AT_ONCE, Handlers, Told, Worker, job_of, what_to_free
+from driver_manager.core.agentreport import with_report
 from driver_manager.core.budget import Tally, count
 from driver_manager.core.disruption import never_evicted
+from driver_manager.core.enabledmark import with_mark
 from driver_manager.core.fleet import Changed, FleetPod, Kind
+from driver_manager.core.following import follow
 from driver_manager.core.policy_groups import Groups, policy_groups
+from driver_manager.core.role import Standing
 from driver_manager.core.rollout import decide, may_only_restart
 from driver_manager.core.rollout_record import Progress, encode
 from driver_manager.core.rollout_states import BEFORE_RESTART, Because, State, state_of
 from driver_manager.core.situation import Decision, Situation, Stay, Turn, Work
 from driver_manager.core.snapshot import ChangeKind, NodeView
 from driver_manager.errors import ClusterError, Conflict, NotFound
-from driver_manager.names import GRANTS, PAUSED_ROLLOUT, ROLLOUT, UPGRADE_STATE, WAITING
+from driver_manager.names import GRANTS, PAUSED_ROLLOUT, ROLE, ROLLOUT, UPGRADE_STATE, WAITING
 from driver_manager.ports import Clock, Fleet, NodePatch
 
 logger = logging.getLogger(__name__)
@@ -69,6 +74,7 @@ class Controller:
         self._handlers = Handlers(fleet, clock.now)
         self.cache = Cache(self._policies_changed)
         self.parking = Parking(fleet, clock, settings, election, self.cache)
+        self.role = RoleWatch(fleet, clock, settings, self._role_changed)
         self.tally = Tally()
         self.groups = Groups()
         self.stays: dict[str, Stay] = {}
@@ -100,6 +106,11 @@ class Controller:
         self._tasks: asyncio.TaskGroup | None = None
         self._are_policies_new = True
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether every change that is known of has been decided about."""
+        return self._telling.is_synced and not self._dirty and not self._are_policies_new
+
     # Running --------------------------------------------------------------------------------------------------------
 
     async def lead(self) -> None:
@@ -112,6 +123,7 @@ class Controller:
             self._tasks = tasks
             for kind in Kind:
                 tasks.create_task(self._follow(kind))
+            tasks.create_task(self.role.run())
             tasks.create_task(self._work())
             tasks.create_task(self.parking.run())
 
@@ -164,11 +176,26 @@ class Controller:
         self._are_policies_new = True
         self._wake.set()
 
+    def _role_changed(self, standing: Standing) -> None:
+        """What goes on under one role is not for the other: it is begun anew, from what the nodes show."""
+        self._telling.role(standing)
+        self._election.say(ROLE, standing.text)
+        for name in list(self._workers):
+            self._stop_worker(name)
+        if self._telling.is_synced:
+            self._begin_role()
+
+    def _begin_role(self) -> None:
+        """Every node is decided about. Of a leader's memory all stands in the Lease and on the nodes; a follower grants nothing."""
+        if self.role.is_leading:
+            self._take_over_grants()
+        self._mark(self.cache.nodes)
+
     async def _work(self) -> None:
-        """Decides about what has changed, as soon as everything has been listed once."""
-        while not self.cache.is_synced:
+        """Decides about what has changed, as soon as everything has been listed once and it is known who leads."""
+        while not self.cache.is_synced or self.role.standing is None:
             await self._next_change()
-        self._take_over_grants()
+        self._begin_role()
         self._telling.synced()
         while not self._is_stopping:
             self._take_policies()
@@ -204,8 +231,6 @@ class Controller:
         if groups != self.groups:
             self.groups = groups
             self._telling.policies(groups)
-            for source in sources:
-                self._spawn(self._telling.condition(source, groups.problems.get(f"{source.kind}/{source.name}", "")))
             self._dirty.update(dict.fromkeys(self.cache.nodes))
 
     # Deciding -------------------------------------------------------------------------------------------------------
@@ -243,7 +268,7 @@ class Controller:
             return  # its end marks the node again
         situation = self.situation(node)
         self._count(node, situation)
-        decision = decide(situation)
+        decision = self._decided(situation)
         if decision.change:
             self._writing.add(name)
             self._asked += 1
@@ -254,6 +279,15 @@ class Controller:
             self._mark((name,))
         elif decision.rest is not None:
             self._rest(situation, decision.rest)
+
+    def _decided(self, situation: Situation) -> Decision:
+        """By the rules of upgrades where ours leads, else by a follower's; a wait for a driver with what its agent says."""
+        decision = with_mark(situation, decide(situation)) if self.role.leads(situation) else follow(situation)
+        return replace(decision, rest=with_report(situation, decision.rest))
+
+    def _leads(self, name: str) -> bool:
+        node = self.cache.nodes.get(name)
+        return node is not None and self.role.leads(self.situation(node))
 
     def _forget(self, name: str) -> None:
         self._stop_worker(name)
@@ -272,13 +306,16 @@ class Controller:
         seen = situation_of(node, self.cache, self.groups, self._settings.rollout, self._clock.epoch(), turn)
         if self._maintenance.is_served:
             seen = replace(seen, has_maintenance=True, maintenance=self._maintenance.of(node.name))
-        told = self._told(node.name, seen.progress)
+        told = self._told(seen)
         return replace(seen, freeing=told.freeing, jobs=told.jobs) if told else seen
 
-    def _told(self, name: str, progress: Progress | None) -> Any:
-        worker = self._workers.get(name)
-        is_current = worker is not None and progress is not None and worker[0].job.since == progress.since
-        return worker[0].told if worker is not None and is_current else None
+    def _told(self, seen: Situation) -> Told | None:
+        """What has been found in this stay of the node in its state, under this role."""
+        worker, is_following = self._workers.get(seen.node.name), not self.role.leads(seen)
+        if worker is None or worker[0].job.is_following != is_following:
+            return None
+        is_current = is_following or (seen.progress is not None and worker[0].job.since == seen.progress.since)
+        return worker[0].told if is_current else None
 
     def _turn(self, name: str) -> Turn:
         if self._settings.maintenance.is_on and not self._maintenance.is_served:
@@ -328,15 +365,15 @@ class Controller:
     # Working --------------------------------------------------------------------------------------------------------
 
     def _have_done(self, situation: Situation, work: Work) -> None:
-        progress, name = situation.progress, situation.node.name
-        assert progress is not None
-        job = Job(work, progress.since, situation.node, situation.in_force, progress.deadline)
+        name, is_following = situation.node.name, not self.role.leads(situation)
+        assert is_following or situation.progress is not None
+        job = job_of(situation, work, is_following=is_following)
         running = self._workers.get(name)
         if running is not None and running[0].job.key == job.key:
             return
         self._stop_worker(name)
-        budgets, tell = self.cache.budgets, lambda: self._mark((name,))
-        worker = Worker(self._fleet, self._clock, self._settings.agent, self._handlers, budgets, job, tell, self.parking)
+        budgets, tell, freed = self.cache.budgets, lambda: self._mark((name,)), self._telling.freed
+        worker = Worker(self._fleet, self._clock, self._settings.agent, self._handlers, budgets, job, tell, freed, self.parking)
         self._workers[name] = (worker, self._spawn(self._run(worker)))
 
     async def _run(self, worker: Worker) -> None:
@@ -358,7 +395,7 @@ class Controller:
 
     async def _delete_driver(self, name: str, pod: FleetPod) -> None:
         try:
-            if self._election.still_leading():
+            if self._election.still_leading() and self._leads(name):
                 await self._fleet.delete_pod(pod.namespace, pod.name, pod.uid)
                 self._telling.restarted(self.cache.nodes.get(name), pod)
         except (NotFound, Conflict):
@@ -402,7 +439,7 @@ class Controller:
             taints=change.taints,
         )
         try:
-            written = await self._patch(patch)
+            written = await self._patch(patch, is_ours=not decision.moves or self.role.leads(situation))
             if written is None:
                 return
             self.cache.put_node(written)
@@ -423,10 +460,10 @@ class Controller:
             self._writing.discard(name)
             self._mark((name,))
 
-    async def _patch(self, patch: NodePatch) -> NodeView | None:
+    async def _patch(self, patch: NodePatch, *, is_ours: bool) -> NodeView | None:
         """The node as it is written; None where nothing may be written any more."""
         try:
-            if self._election.still_leading():
+            if is_ours and self._election.still_leading():
                 return await self._fleet.patch_node(patch)
             await self._clock.sleep(AFTER_ERROR)  # until that is noticed: the node is decided about again after this
             return None
@@ -463,7 +500,6 @@ class Controller:
         for name in names:
             if state_of(self.cache.nodes[name].labels.get(UPGRADE_STATE)) is State.REQUIRED:
                 self._starting.add(name)
-        self._dirty.update(dict.fromkeys(self.cache.nodes))
         inherited = [name for name in names if name in self._starting]
         self._inherited.update(inherited)
         self._say_grants()
@@ -475,7 +511,7 @@ class Controller:
         chosen: list[str] = []
         waiting: dict[str, str] = {}
         for group, sums in list(self.tally.groups().items()):
-            if not sums.pending:
+            if not sums.pending or not self.role.is_leading:
                 continue
             if self.is_paused:
                 waiting[group] = f"the roll-out is paused by the annotation {PAUSED_ROLLOUT} of the Lease"
@@ -531,6 +567,10 @@ class Controller:
 
     async def _begin(self, names: list[str]) -> None:
         """Looks at the pods of nodes whose turn it is, and grants those that nothing stands in the way of, in one write."""
+        if not self.role.is_leading:
+            self._starting.difference_update(names)  # what a predecessor granted stays said until ours leads again
+            self._mark(names)
+            return
         refusals = await asyncio.gather(*(self._look(name) for name in names))
         fine = [name for name, refusal in zip(names, refusals, strict=True) if refusal is None]
         for name, refusal in zip(names, refusals, strict=True):
@@ -586,6 +626,8 @@ class Controller:
 
     async def _void(self, node: NodeView) -> None:
         """Writes to a node that a predecessor was granted and that is not begun: a late write of that one fails by its version."""
+        if not self.role.is_leading:
+            return
         name = node.name
         progress = progress_of(node)[0] or Progress(node=node.uid)
         said = msgspec.structs.replace(progress, since=self._clock.epoch(), reason=Because.BLOCKED_BY_POD.value)

@@ -18,6 +18,7 @@ from driver_manager.controller.run import Replica
 from driver_manager.controller.telling import BUCKETS, Telling
 from driver_manager.core.budget import Sums
 from driver_manager.core.policy_groups import Groups
+from driver_manager.core.role import Role
 from driver_manager.core.rollout_states import IDLE, State
 from driver_manager.core.upgrade_policy import UpgradePolicy
 
@@ -52,6 +53,7 @@ class ReplicaCollector:
         replica = self._replica
         is_leading = replica.election.still_leading()
         yield GaugeMetricFamily(f"{OURS}leading", "1 while this replica leads.", is_leading)
+        yield from _role(replica)
         yield from _counters(replica.telling)
         yield _seconds_in_state(replica.telling)
         if not (is_leading and replica.telling.is_synced):
@@ -123,6 +125,14 @@ class ReplicaCollector:
         }
         for name, (text, value) in values.items():
             yield GaugeMetricFamily(NVIDIAS + name, text, value)
+
+
+def _role(replica: Replica) -> Iterator[Metric]:
+    """Only of the replica that has the Lease: others do not look."""
+    standing = replica.controller.role.standing
+    if replica.election.still_leading() and standing is not None:
+        is_following = standing.role is Role.FOLLOW
+        yield GaugeMetricFamily(f"{OURS}following", "1 while a gpu-operator leads the upgrades and this one follows.", is_following)
 
 
 def _counters(telling: Telling) -> Iterator[Metric]:

@@ -14,11 +14,14 @@ from driver_manager.controller.cache import Cache
 from driver_manager.controller.election import read_grants
 from driver_manager.controller.sight import progress_of, situation_of
 from driver_manager.controller.work import Handlers, what_to_free
+from driver_manager.core.agentreport import with_report
 from driver_manager.core.budget import Tally, count
 from driver_manager.core.fleet import FleetEvent, Kind, LeaseView
+from driver_manager.core.following import follow
 from driver_manager.core.parking import Means, means_for
 from driver_manager.core.policy_groups import FILE_GROUP, Groups, policy_groups
 from driver_manager.core.record import find_record
+from driver_manager.core.role import Role
 from driver_manager.core.rollout import decide
 from driver_manager.core.rollout_record import Failure
 from driver_manager.core.rollout_states import Because, State
@@ -26,7 +29,7 @@ from driver_manager.core.situation import Freeing, RolloutSettings, Situation, T
 from driver_manager.core.snapshot import NodeView
 from driver_manager.core.upgrade_policy import UpgradePolicy, read_policy
 from driver_manager.errors import ClusterError
-from driver_manager.names import PAUSED_ROLLOUT, UPGRADE_STATE, WAITING
+from driver_manager.names import PAUSED_ROLLOUT, ROLE, UPGRADE_STATE, WAITING
 from driver_manager.ports import Fleet
 
 MAX_LOOKS: Final = 10
@@ -82,8 +85,16 @@ class Leader:
     transitions: int = 0
     grants: tuple[str, ...] = ()
     paused: str = ""
+    role: str = ""
+    """`lead: ...` or `follow: ...`, as the controller says; empty where it does not."""
     problem: str = ""
     """Why it is not known."""
+
+    @property
+    def is_following(self) -> bool:
+        """Whether gpu-operator leads the upgrades."""
+        return self.role.startswith(f"{Role.FOLLOW}:")
+
     waiting: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -96,6 +107,8 @@ class Overview:
     rows: tuple[Row, ...]
     problems: Mapping[str, str]
     """Resource -> what is wrong with its policy."""
+    notes: Mapping[str, str]
+    """Resource -> what else a person should know of its policy."""
     now: float
     """When that was, in Unix seconds."""
 
@@ -137,6 +150,7 @@ async def read_leader(fleet: Fleet, namespace: str, name: str) -> Leader:
         transitions=lease.transitions,
         grants=tuple(sorted(read_grants(lease))),
         paused=lease.annotations.get(PAUSED_ROLLOUT, ""),
+        role=lease.annotations.get(ROLE, ""),
         waiting=_waiting(lease),
     )
 
@@ -161,12 +175,12 @@ async def overview(fleet: Fleet, cache: Cache, leader: Leader, now: float, setti
             continue  # no driver of the operator's concerns it
         if looks < MAX_LOOKS and _is_worth_a_look(seen):
             looks += 1
-            seen = await _with_pods(fleet, settings, seen, _means(cache, node))
+            seen = await _with_pods(fleet, settings, seen, _means(cache, node), leader)
         if seen.state is State.MAINTENANCE:  # that it goes on is the operator's to say
             seen = replace(seen, has_maintenance=True, maintenance="pending")
         tally.put(node.name, count(node, seen.state, seen.progress, seen.group, wanted=seen.wanted, is_granted=node.name in leader.grants))
         rows.append(_row(seen, leader))
-    return Overview(leader, tuple(_group_rows(groups, tally, leader)), tuple(rows), groups.problems, now)
+    return Overview(leader, tuple(_group_rows(groups, tally, leader)), tuple(rows), groups.problems, groups.notes, now)
 
 
 def _groups(cache: Cache, policy: UpgradePolicy | None) -> Groups:
@@ -192,9 +206,9 @@ def _means(cache: Cache, node: NodeView) -> Means:
     return means_for(node, opted_in=opted_in, operator_sets=cache.sets.values(), own_namespace="", why_not="", is_full=False)
 
 
-async def _with_pods(fleet: Fleet, settings: Settings, seen: Situation, means: Means) -> Situation:
+async def _with_pods(fleet: Fleet, settings: Settings, seen: Situation, means: Means, leader: Leader) -> Situation:
     """The same with what the node's pods say."""
-    work = Work.DRAIN if seen.state is State.DRAIN else Work.FREE
+    work = Work.FREE_UNKNOWN if leader.is_following else Work.DRAIN if seen.state is State.DRAIN else Work.FREE
     try:
         pods = (await fleet.pods_on(seen.node.name)).items
         handlers = Handlers(fleet, lambda: 0.0)
@@ -215,10 +229,10 @@ async def _with_pods(fleet: Fleet, settings: Settings, seen: Situation, means: M
 
 def _row(seen: Situation, leader: Leader) -> Row:
     progress, rest = seen.progress, None
-    decision = decide(seen)
+    decision = follow(seen) if leader.is_following else decide(seen)
     sentence = ""
     if not decision.change:
-        rest = decision.rest
+        rest = with_report(seen, decision.rest)
         sentence = rest.sentence if rest is not None else ""
     elif decision.moves and seen.policy is not None:
         move = decision.moves[-1]

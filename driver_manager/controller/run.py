@@ -3,6 +3,7 @@
 import asyncio
 import logging
 
+from driver_manager.controller.conditions import Conditions
 from driver_manager.controller.election import Election, LostLease
 from driver_manager.controller.loop import Controller
 from driver_manager.controller.settings import ControllerSettings
@@ -23,6 +24,7 @@ class Replica:
         self.election = Election(fleet, clock, settings)
         self.telling = Telling(fleet, clock)
         self.controller = Controller(fleet, clock, settings, self.election, self.telling)
+        self.conditions = Conditions(fleet, clock, self.controller)
 
     async def run(self) -> None:
         """Leads when it is its turn; ends by being cancelled (then it resigns), or by an error.
@@ -51,6 +53,7 @@ class Replica:
                 tasks.create_task(self.election.keep())
                 tasks.create_task(self.telling.run())
                 tasks.create_task(self.controller.lead())
+                tasks.create_task(self.conditions.run())
         except BaseExceptionGroup as errors:
             error = first_error(errors)
             if isinstance(error, LostLease):

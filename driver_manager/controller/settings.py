@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from driver_manager.config import Settings
+from driver_manager.core.role import Choice
 from driver_manager.core.situation import RolloutSettings
 from driver_manager.core.upgrade_policy import UpgradePolicy
 
@@ -35,6 +36,8 @@ class ControllerSettings:
     """Which nodes are the fleet's, as kubectl takes it."""
     identity: str = "controller"
     """Who this replica is, in the Lease: its pod's name."""
+    role: Choice = Choice.AUTO
+    """Whether it leads beside a gpu-operator or follows it: as that one's Lease tells, or as a person has set it."""
     policy: UpgradePolicy | None = None
     """From a file; None: custom resources tell."""
     lease_namespace: str = "driver-manager"

@@ -1,4 +1,4 @@
-"""What the controller tells people and machines: log lines, Events, conditions, and counters for metrics. Nothing waits for it."""
+"""What the controller tells people and machines: log lines, Events, and counters for metrics. Nothing waits for it."""
 
 import asyncio
 import logging
@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from driver_manager.core.fleet import EventNote, FleetPod, PolicySource
+from driver_manager.core.fleet import EventNote, FleetPod
 from driver_manager.core.policy_groups import Groups
+from driver_manager.core.role import Standing
 from driver_manager.core.rollout_states import Because, State
 from driver_manager.core.situation import Decision, Move, Situation, Stay
 from driver_manager.core.snapshot import NodeView
@@ -18,11 +19,9 @@ from driver_manager.ports import Clock, Fleet
 
 logger = logging.getLogger(__name__)
 
-CONDITION: Final = "DriverManagerPolicyAccepted"
-"""Type of our condition on ClusterPolicy and NVIDIADriver."""
 WAITING_EVENTS: Final = 10_000
 """Events that may wait to be sent; more are dropped, oldest first."""
-WORTH_AN_EVENT: Final = frozenset({Because.BLOCKED_BY_POD, Because.BAD_RECORD, Because.UNKNOWN_STATE})
+WORTH_AN_EVENT: Final = frozenset({Because.BLOCKED_BY_POD, Because.NOT_FREED, Because.BAD_RECORD, Because.UNKNOWN_STATE})
 """Reasons for staying that a person should hear of; every change of state has an Event anyway."""
 ONE_EVENT: Final = frozenset({Because.BLOCKED_BY_BUDGET, Because.MAINTENANCE_OFF})
 """Such reasons whose sentence changes while they last: it is told once."""
@@ -110,8 +109,7 @@ class Telling:
 
     def _note(self, node: NodeView, moves: Sequence[Move], evicted: Sequence[str]) -> None:
         first, last = moves[0], moves[-1]
-        more = f" and {len(evicted) - MAX_PODS} more" if len(evicted) > MAX_PODS else ""
-        pods = f"; evicted {', '.join(evicted[:MAX_PODS])}{more}" if evicted else ""
+        pods = f"; evicted {_some(evicted)}" if evicted else ""
         sentence = f"from {first.before or 'none'} to {last.after or 'none'}: {last.sentence}{pods}"
         self._event(node, last.because, sentence, is_warning=last.after is State.FAILED or last.because is Because.NOT_FREED)
 
@@ -154,19 +152,26 @@ class Telling:
             logger.info("policy", extra={"group": group.name, "upgrades": group.policy is not None, "why": group.why_not})
         for source, problem in groups.problems.items():
             logger.warning("a policy is not valid: it starts nothing", extra={"source": source, "problem": problem})
+        for source, note in groups.notes.items():
+            logger.warning("a policy is not taken as it was given", extra={"source": source, "note": note})
 
-    async def condition(self, source: PolicySource, problem: str) -> None:
-        """Says on the resource itself whether its policy can be used. What is so already is not written."""
-        wanted = ("False", "Invalid") if problem else ("True", "Accepted")
-        if source.conditions.get(CONDITION, ("True", "Accepted")) == wanted:
+    def role(self, standing: Standing) -> None:
+        """It leads now, or follows."""
+        logger.info("the role", extra={"role": standing.role, "why": standing.sentence})
+
+    def freed(self, node: NodeView, evicted: Sequence[str]) -> None:
+        """Pods were evicted that no state of the node waits for."""
+        if not evicted:
             return
-        try:
-            await self._fleet.set_condition(
-                source, CONDITION, is_true=not problem, reason=wanted[1], sentence=problem or "the upgrade policy is used as it is"
-            )
-        except ClusterError as error:
-            logger.warning("a condition could not be written", extra={"source": f"{source.kind}/{source.name}", "error": error.message})
+        self.evictions += len(evicted)
+        logger.info("pods evicted", extra={"node": node.name, "pods": ", ".join(evicted)})
+        self._event(node, Because.FREED, f"evicted {_some(evicted)}", is_warning=False)
 
     def bug(self, node_name: str) -> None:
         """A decision failed."""
         self.bugs += 1
+
+
+def _some(pods: Sequence[str]) -> str:
+    more = f" and {len(pods) - MAX_PODS} more" if len(pods) > MAX_PODS else ""
+    return ", ".join(pods[:MAX_PODS]) + more

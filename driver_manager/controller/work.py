@@ -2,16 +2,19 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from driver_manager.config import Settings
+from driver_manager.core.agentreport import report_of
 from driver_manager.core.disruption import Order, in_order, never_evicted
 from driver_manager.core.fleet import BudgetView
 from driver_manager.core.freeing import ToFree, Users, pods_to_drain, pods_to_free
 from driver_manager.core.parking import Means
-from driver_manager.core.situation import Freeing, Work
+from driver_manager.core.rollout_record import Progress
+from driver_manager.core.rollout_states import State
+from driver_manager.core.situation import Freeing, Situation, Work
 from driver_manager.core.snapshot import NodeView, PodView
 from driver_manager.core.upgrade_policy import UpgradePolicy
 from driver_manager.errors import ClusterError, DeadlineExceeded, Forbidden, Refused
@@ -26,6 +29,11 @@ MAX_ROUNDS: Final = 3
 """How often pods that came meanwhile are freed too, before they are named and given up."""
 HANDLERS_SECONDS: Final = 300.0
 REPORT_SECONDS: Final = 1.0
+UNAWAITED: Final = frozenset({Work.FREE_UNKNOWN, Work.FREE_REPORTED})
+"""Work that no state of the node waits for: it is tried again as long as the node is where it is."""
+FIRST_AGAIN: Final = 30.0
+LONGEST_AGAIN: Final = 300.0
+"""Seconds until such work is tried again; doubling."""
 RETRY_SECONDS: Final = 5.0
 """After an API server that did not answer."""
 LET_TELL: Final = 0.5
@@ -46,11 +54,42 @@ class Job:
     policy: UpgradePolicy
     deadline: float
     """Unix seconds; 0 is without limit."""
+    is_following: bool = False
+    """Whether gpu-operator leads the node."""
+    waits_for_jobs: bool = False
+    """Whether the pods that the policy waits for are waited for first; they have a state of their own where ours leads."""
+    reported: Mapping[str, str] = field(default_factory=dict)
+    """Pod uid -> why, of those that the agent on the node names."""
+    held: Hashable = None
+    """What keeps DaemonSets off the node, where gpu-operator leads it: with more of that the job goes on as another one."""
 
     @property
-    def key(self) -> tuple[Work, float]:
+    def key(self) -> Hashable:
         """The same as long as it is the same job."""
-        return self.work, self.since
+        return self.work, self.since, self.is_following, self.waits_for_jobs, frozenset(self.reported), self.held
+
+
+def job_of(situation: Situation, work: Work, *, is_following: bool) -> Job:
+    """The job that a node's wait asks for. A follower's has no time of its own on the node, and its policy is the one of now."""
+    progress = situation.progress
+    report = report_of(situation) if work is Work.FREE_REPORTED else None
+    policy = (situation.policy or UpgradePolicy()) if is_following else situation.in_force
+    return Job(
+        work,
+        0.0 if is_following or progress is None else progress.since,
+        situation.node,
+        policy,
+        0.0 if is_following or progress is None else progress.deadline,
+        is_following,
+        is_following and situation.state is State.WAIT_FOR_JOBS and bool(policy.wait_for_completion.pod_selector.requirements),
+        report.pods if report is not None else {},
+        held_by(progress) if is_following else None,
+    )
+
+
+def held_by(progress: Progress | None) -> Hashable:
+    """What a record says that keeps DaemonSets off."""
+    return (tuple(progress.parked), tuple(progress.paused), progress.taint) if progress is not None else None
 
 
 @dataclass(slots=True)
@@ -91,19 +130,21 @@ class Worker:
         budgets: FindBudgets,
         job: Job,
         on_change: Callable[[], None],
+        on_freed: Callable[[NodeView, Sequence[str]], None],
         keeper: Keeper,
     ) -> None:
         self._cluster, self._clock, self._settings, self._handlers, self._keeper = cluster, clock, settings, handlers, keeper
         self.job = job
         self._budgets = budgets
-        self._on_change = on_change
+        self._on_change, self._on_freed = on_change, on_freed
+        self._deadline = job.deadline
         self.told = Told()
 
     async def run(self) -> None:
         """Works until the job is done, has failed, or is cancelled. An API server that does not answer is waited for."""
         while True:
             try:
-                await (self._watch_jobs() if self.job.work is Work.LOOK_FOR_JOBS else self._free())
+                await self._do()
                 return
             except (DeadlineExceeded, Refused, Forbidden) as error:
                 self._tell(Freeing(failure=error.message, blockers=self._blockers()))
@@ -111,6 +152,28 @@ class Worker:
             except ClusterError as error:
                 logger.warning("freeing a node broke off", extra={"node": self.job.node.name, "error": error.message})
                 await self._clock.sleep(RETRY_SECONDS)
+
+    async def _do(self) -> None:
+        if self.job.waits_for_jobs or self.job.work is Work.LOOK_FOR_JOBS:
+            await self._watch_jobs()
+        if self.job.work in UNAWAITED:
+            await self._free_again_and_again()
+        elif self.job.work is not Work.LOOK_FOR_JOBS:
+            await self._free()
+
+    async def _free_again_and_again(self) -> None:
+        """Frees; who cannot go is told, and tried again: nothing follows from it."""
+        pause = FIRST_AGAIN
+        while True:
+            limit = self.job.policy.pod_deletion.timeout_seconds
+            self._deadline = self._clock.epoch() + limit if limit else 0.0
+            try:
+                await self._free()
+                return
+            except (DeadlineExceeded, Refused) as error:
+                self._tell(Freeing(failure=error.message, blockers=self._blockers()))
+            await self._clock.sleep(pause)
+            pause = min(2 * pause, LONGEST_AGAIN)
 
     def _blockers(self) -> tuple[str, ...]:
         return self.told.freeing.blockers if self.told.freeing else ()
@@ -122,7 +185,7 @@ class Worker:
 
     def _time_left(self) -> float:
         """Seconds; 0 is without limit."""
-        return max(0.001, self.job.deadline - self._clock.epoch()) if self.job.deadline else 0.0
+        return max(0.001, self._deadline - self._clock.epoch()) if self._deadline else 0.0
 
     async def _watch_jobs(self) -> None:
         name, selector = self.job.node.name, self.job.policy.wait_for_completion.pod_selector
@@ -160,7 +223,7 @@ class Worker:
     async def _look(self, tracker: PodTracker) -> ToFree:
         pods = tuple(tracker.present.values())
         job, means = self.job, await self._keeper.means(self.job.node)
-        return await what_to_free(self._cluster, self._handlers, self._settings, job.node, pods, job.policy, job.work, means)
+        return await what_to_free(self._cluster, self._handlers, self._settings, job.node, pods, job.policy, job.work, means, job.reported)
 
     def _budgets_of(self, pods: Sequence[PodView]) -> tuple[BudgetView, ...]:
         return self._budgets(pod.namespace for pod in pods)
@@ -181,7 +244,11 @@ class Worker:
         except BaseExceptionGroup as errors:
             raise next(error for error in errors.exceptions if not isinstance(error, asyncio.CancelledError)) from None
         finally:
-            self.told.evicted += [pod.ref for pod in todo.evict if pod.uid in evictor.accepted]
+            evicted = [pod.ref for pod in todo.evict if pod.uid in evictor.accepted]
+            if self.job.work in UNAWAITED:  # no write of the node will tell of it
+                self._on_freed(self.job.node, evicted)
+            else:
+                self.told.evicted += evicted
             reporter.cancel()
 
     async def _evict(self, evictor: Evictor, order: Order) -> None:
@@ -225,6 +292,7 @@ async def what_to_free(
     policy: UpgradePolicy,
     work: Work,
     means: Means,
+    reported: Mapping[str, str] | None = None,
 ) -> ToFree:
     """What has to happen to the pods of a node, with their claims and runtime classes read."""
     wanted = {(pod.namespace, name) for pod in pods for name in pod.claims}
@@ -233,6 +301,8 @@ async def what_to_free(
         claims=await cluster.claims(wanted) if wanted else {},
         runtime_handlers=await handlers.get() if any(pod.runtime_class for pod in pods) else None,
         means=means,
+        is_led_by_others=work is Work.FREE_UNKNOWN,
+        reported=reported or {},
     )
     return (pods_to_drain if work is Work.DRAIN else pods_to_free)(node, pods, policy, users)
 

@@ -96,6 +96,7 @@ class PodPolicy:
     runtime_handlers: Mapping[str, str] | None = None
     claims: Mapping[tuple[str, str], ClaimView] = field(default_factory=dict)
     holders: Mapping[str, tuple[Holder, ...]] = field(default_factory=dict)
+    reported: Mapping[str, str] = field(default_factory=dict)
     node_labels: Mapping[str, str] = field(default_factory=dict)
     paused: Mapping[str, str] = field(default_factory=dict)
     """Node labels that this run pauses -> their value before."""
@@ -113,7 +114,13 @@ class PodPolicy:
     @property
     def context(self) -> UseContext:
         """What shows whether a pod uses the driver."""
-        return UseContext(settings=self.settings, runtime_handlers=self.runtime_handlers, claims=self.claims, holders=self.holders)
+        return UseContext(
+            settings=self.settings,
+            runtime_handlers=self.runtime_handlers,
+            claims=self.claims,
+            holders=self.holders,
+            reported=self.reported,
+        )
 
 
 LAST_APPS: Final = frozenset(operand.app for operand in OPERANDS if operand.app and operand.turn is Turn.LAST)

@@ -156,6 +156,8 @@ class PolicySource:
     generation: int = 0
     upgrade_policy: Mapping[str, Any] | None = None
     """`spec.driver.upgradePolicy` or `spec.upgradePolicy`, as it is written."""
+    applied_policy: Mapping[str, Any] | None = None
+    """The same as kubectl noted it at the last `apply`, before the API server dropped what the CRD does not have; None where it did not."""
     has_driver: bool = True
     """`spec.driver.enabled` of a ClusterPolicy."""
     uses_nvidia_driver_crd: bool = False

@@ -44,6 +44,10 @@ class Users:
     claims: Mapping[tuple[str, str], ClaimView]
     runtime_handlers: Mapping[str, str] | None = None
     means: Means = field(default_factory=Means)
+    is_led_by_others: bool = False
+    """Whether gpu-operator leads the node, which evicts what it knows."""
+    reported: Mapping[str, str] = field(default_factory=dict)
+    """Pod uid -> why it stands in the way, of those that the agent on the node names."""
 
 
 def pods_to_free(node: NodeView, pods: Iterable[PodView], policy: UpgradePolicy, users: Users) -> ToFree:
@@ -59,7 +63,7 @@ def pods_to_free(node: NodeView, pods: Iterable[PodView], policy: UpgradePolicy,
     pods = tuple(pods)
     known = _pod_policy(node, pods, settings, users)
     found = [each for each in verdicts(pods, known) if not _is_the_agents(each, known)]
-    return _sorted(found, known)
+    return _sorted([each for each in found if _is_reported(each, users)] if users.reported else found, known)
 
 
 def pods_to_drain(node: NodeView, pods: Iterable[PodView], policy: UpgradePolicy, users: Users) -> ToFree:
@@ -87,6 +91,8 @@ def _pod_policy(node: NodeView, pods: tuple[PodView, ...], settings: Settings, u
         keep_off=users.means.taint,
         parkable=users.means.parkable,
         not_parkable=users.means.not_now,
+        is_policy_owned=users.is_led_by_others,
+        reported=users.reported,
     )
     labels = labels_to_pause(node.labels, settings.custom_label, {}, more=labels_of_consumers(pods, known.context)).all
     apps = frozenset(operand.app for operand in OPERANDS if operand.app and operand.label in labels)
@@ -99,6 +105,11 @@ def _is_the_agents(verdict: Verdict, known: PodPolicy) -> bool:
         return verdict.reason is not Reason.OPERAND or not _own_labels(verdict, known)
     owner = verdict.pod.owner
     return verdict.action is Action.EVICT and owner is not None and owner.kind == "DaemonSet" and is_dra_plugin(verdict.pod)
+
+
+def _is_reported(verdict: Verdict, users: Users) -> bool:
+    """Whether the agent names it; what keeps a DaemonSet off is not put on a node for that."""
+    return verdict.pod.uid in users.reported and (verdict.pod.owner is None or verdict.pod.owner.kind != "DaemonSet")
 
 
 def _own_labels(verdict: Verdict, known: PodPolicy) -> dict[str, str]:

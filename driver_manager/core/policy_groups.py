@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from driver_manager.core.fleet import PolicySource
+from driver_manager.core.policy_annotation import dropped_fields, dropped_words, with_annotation
 from driver_manager.core.upgrade_policy import BadPolicy, UpgradePolicy, read_policy
-from driver_manager.names import DRIVER_OWNER
+from driver_manager.names import DRIVER_OWNER, POLICY
 
 FILE_GROUP: Final = "file"
 
@@ -37,6 +38,8 @@ class Groups:
     by_owner: Mapping[str, Group] = field(default_factory=dict)
     problems: Mapping[str, str] = field(default_factory=dict)
     """`Kind/name` of a resource -> what is wrong with its policy."""
+    notes: Mapping[str, str] = field(default_factory=dict)
+    """`Kind/name` of a resource -> what a person should know of it though its policy is used."""
 
     def of(self, labels: Mapping[str, str]) -> Group:
         """The group of a node with these labels."""
@@ -54,40 +57,45 @@ def policy_groups(
     if from_file is not None:
         return Groups(everybody=Group(FILE_GROUP, from_file if from_file.auto_upgrade else None, "the file's autoUpgrade is false"))
     problems: dict[str, str] = {}
+    notes: dict[str, str] = {}
     active = min(cluster_policies, key=lambda each: (each.created, each.name), default=None)
     if active is not None and not active.uses_nvidia_driver_crd:
-        return Groups(everybody=_of_cluster_policy(active, problems), problems=problems)
-    found = {each.name: _group(each, problems, auto_upgrade=each.upgrade_policy is None) for each in drivers}
+        return Groups(everybody=_of_cluster_policy(active, problems, notes), problems=problems, notes=notes)
+    found = {each.name: _group(each, problems, notes, auto_upgrade=each.upgrade_policy is None) for each in drivers}
     if active is None and not found:
         return Groups(everybody=Group("", None, "there is no ClusterPolicy, no NVIDIADriver and no policy file"))
-    return Groups(by_owner=found, problems=problems)
+    return Groups(by_owner=found, problems=problems, notes=notes)
 
 
-def _of_cluster_policy(source: PolicySource, problems: dict[str, str]) -> Group:
+def _of_cluster_policy(source: PolicySource, problems: dict[str, str], notes: dict[str, str]) -> Group:
     name = f"{source.kind}/{source.name}"
     if source.has_sandbox_workloads:
         return Group(name, None, f"{name} has sandboxWorkloads enabled")
     if not source.has_driver:
         return Group(name, None, f"{name} has the driver disabled")
-    return _group(source, problems, auto_upgrade=False)
+    return _group(source, problems, notes, auto_upgrade=False)
 
 
-def _group(source: PolicySource, problems: dict[str, str], *, auto_upgrade: bool) -> Group:
+def _group(source: PolicySource, problems: dict[str, str], notes: dict[str, str], *, auto_upgrade: bool) -> Group:
     """One resource's group.
 
     Args:
         source: the resource.
         problems: gets what is wrong with it.
+        notes: gets what else a person should know.
         auto_upgrade: what it means that the policy does not say.
     """
     name = f"{source.kind}/{source.name}"
     if source.is_deleting:
         return Group(name, None, f"{name} is being deleted")
     try:
-        policy = read_policy(source.upgrade_policy, auto_upgrade=auto_upgrade)
+        raw = with_annotation(source.upgrade_policy, source.annotations.get(POLICY))
+        policy = read_policy(raw, auto_upgrade=auto_upgrade)
     except BadPolicy as error:
         problems[name] = str(error)
         return Group(name, None, f"the upgradePolicy of {name} is not valid: {error}", is_broken=True)
+    if note := dropped_words(dropped_fields(source.applied_policy, raw)):
+        notes[name] = note
     if not policy.auto_upgrade:
         return Group(name, None, f"autoUpgrade of {name} is false")
     return Group(name, policy)

@@ -103,6 +103,8 @@ class Because(StrEnum):
     """The controller's annotation does not decode. A person takes it off."""
     TAKEN_OVER = "TakenOver"
     """The node was in mid-flow without a record of ours."""
+    FOLLOWING = "Following"
+    """gpu-operator lives and leads the node."""
     # Waiting for its turn
     SKIPPED = "Skipped"
     """The skip label holds it."""

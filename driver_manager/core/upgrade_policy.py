@@ -14,10 +14,12 @@ from typing import Any, Final
 import msgspec
 
 from driver_manager.core.selectors import Selector, parse_selector
-from driver_manager.names import NAME_LABEL, OWN_NAME
+from driver_manager.names import COMPONENT_LABEL, DRIVER_APP, DRIVER_COMPONENTS, NAME_LABEL, OWN_NAME
 
 OWN_LABELS: Final = {NAME_LABEL: OWN_NAME}
 """Labels that every pod of this program has."""
+DRIVER_LABELS: Final = ({"app": DRIVER_APP}, *({COMPONENT_LABEL: component} for component in sorted(DRIVER_COMPONENTS)))
+"""Labels of a driver's pods, one of which they have."""
 LONGEST_SELECTOR: Final = 1000
 """In characters: the policy in force has room in each node's record."""
 _SHARE: Final = re.compile(r"(100|[0-9]{1,2})%")
@@ -225,13 +227,21 @@ class _Reader:
         except ValueError as error:
             self._wrong(name, value, f"is a label selector: {error}")
             return Selector()
-        if selector.requirements and selector.matches(OWN_LABELS) and any(each.key in OWN_LABELS for each in selector.requirements):
-            self._wrong(name, value, "is a label selector that does not select this program's own pods")
+        if whose := _never_selected(selector):
+            self._wrong(name, value, f"is a label selector that does not select {whose} pods")
         return selector
 
     def unknown(self) -> list[str]:
         """Fields that nobody reads: a misspelt limit must not mean the default."""
         return [f"{self._path}{name} is not known" for name in sorted(self._raw, key=str) if name not in self._known]
+
+
+def _never_selected(selector: Selector) -> str:
+    """Whose pods a selector asks for that no upgrade takes off a node; the driver's are asked for only by what they have, not by a `!=`."""
+    if selector.matches(OWN_LABELS) and any(each.key in OWN_LABELS for each in selector.requirements):
+        return "this program's own"
+    asked = {each.key for each in selector.requirements if each.operator in ("in", "exists")}
+    return "the driver's" if any(selector.matches(labels) and asked & set(labels) for labels in DRIVER_LABELS) else ""
 
 
 def _shown(value: object) -> str:

@@ -52,6 +52,8 @@ class UseContext:
     """(namespace, name) -> claim, of every claim that a pod on the node names and that exists."""
     holders: Mapping[str, tuple[Holder, ...]] = field(default_factory=dict)
     """Pod uid, or hash of a static pod's manifest, as in a cgroup's path -> its processes that hold a GPU."""
+    reported: Mapping[str, str] = field(default_factory=dict)
+    """The same of the pods that the agent on the node names, in its words: for the controller, which sees no processes."""
 
     @property
     def client_keys(self) -> tuple[str, ...]:
@@ -182,7 +184,8 @@ def _process(pod: PodView, context: UseContext) -> Use | None:
     known_as = (pod.uid, pod.annotations.get(MIRROR_HASH, "") if MIRROR in pod.annotations else "")
     found = next((context.holders[uid] for uid in known_as if uid and uid in context.holders), ())
     if not found:
-        return None
+        said = next((context.reported[uid] for uid in known_as if uid and uid in context.reported), "")
+        return Use(Evidence.PROCESS, f"stands in the way, as the agent on the node says: {said}", "HIDDEN_CONSUMERS") if said else None
     words = ", ".join(f"{each.command} ({each.pid}) on {', '.join(each.devices[:2])}" for each in found[:3])
     return Use(Evidence.PROCESS, f"has processes that hold a GPU: {words}", "HIDDEN_CONSUMERS")
 

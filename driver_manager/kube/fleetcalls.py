@@ -103,6 +103,7 @@ OPERATOR_RULES: Final = (
     _rule("delete", "", "pods"),
     _rule("get list watch", "apps", "daemonsets"),
     _rule("list watch", "apps", "controllerrevisions"),
+    Rule(frozenset({"get"}), frozenset({"coordination.k8s.io"}), frozenset({"leases"}), frozenset({names.OPERATOR_LEASE})),
 )
 """In the operator's namespace."""
 

@@ -15,7 +15,7 @@ from driver_manager import names
 from driver_manager.core.fleet import BudgetView, FleetPod, FleetSet, LeaseView, MaintenanceView, PolicySource, Revision
 from driver_manager.core.parking import Tried
 from driver_manager.core.snapshot import LabelExpression, Owner
-from driver_manager.kube.views import BULK
+from driver_manager.kube.views import BULK, LAST_APPLIED
 from driver_manager.kube.wire import (
     Affinity,
     Meta,
@@ -372,14 +372,26 @@ def _revision_view(each: _Revision) -> Revision:
     )
 
 
-def _common(meta: Meta, status: _CustomStatus) -> dict[str, Any]:
-    """What the two custom resources share."""
+def _applied(meta: Meta, *path: str) -> dict[str, Any] | None:
+    """What kubectl noted of the last `apply`, at a path; None where that is not there or cannot be read."""
+    try:
+        found = msgspec.json.decode((meta.annotations or {}).get(LAST_APPLIED, "null"))
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+    for key in path:
+        found = found.get(key) if isinstance(found, dict) else None
+    return found if isinstance(found, dict) else None
+
+
+def _common(meta: Meta, status: _CustomStatus, *path: str) -> dict[str, Any]:
+    """What the two custom resources share; `path` is where their policy is."""
     return {
         "name": meta.name,
         "uid": meta.uid,
         "resource_version": meta.resource_version,
         "created": meta.creation_timestamp or "",
         "annotations": {key: value for key, value in (meta.annotations or {}).items() if key not in BULK},
+        "applied_policy": _applied(meta, *path),
         "is_deleting": meta.deletion_timestamp is not None,
         "generation": meta.generation,
         "conditions": {each.type: (each.status, each.reason) for each in status.conditions or ()},
@@ -391,7 +403,7 @@ def _cluster_policy_view(each: _ClusterPolicy) -> PolicySource:
     driver, sandbox = each.spec.driver, each.spec.sandbox_workloads
     return PolicySource(
         kind="ClusterPolicy",
-        **_common(each.metadata, each.status),
+        **_common(each.metadata, each.status, "spec", "driver", "upgradePolicy"),
         upgrade_policy=driver.upgrade_policy,
         has_driver=driver.enabled is not False,
         uses_nvidia_driver_crd=bool(driver.use_nvidia_driver_crd),
@@ -402,7 +414,7 @@ def _cluster_policy_view(each: _ClusterPolicy) -> PolicySource:
 def _driver_view(each: _Driver) -> PolicySource:
     return PolicySource(
         kind="NVIDIADriver",
-        **_common(each.metadata, each.status),
+        **_common(each.metadata, each.status, "spec", "upgradePolicy"),
         upgrade_policy=each.spec.upgrade_policy,
         node_selector=each.spec.node_selector,
         is_default=bool(each.spec.default),

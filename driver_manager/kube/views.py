@@ -37,7 +37,8 @@ from driver_manager.kube.wire import (
 
 NONE_OF_IT: Final = frozenset({b"0", b""})
 """A quantity of nothing, as the API server writes it."""
-BULK: Final = frozenset({"kubectl.kubernetes.io/last-applied-configuration", "csi.volume.kubernetes.io/nodeid"})
+LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
+BULK: Final = frozenset({LAST_APPLIED, "csi.volume.kubernetes.io/nodeid"})
 """Annotations of nodes that views leave out: long, and nobody here reads them."""
 
 _WHOLE: Final = re.compile(rb"(\d+)([kMG]?)")

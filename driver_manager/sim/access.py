@@ -1,9 +1,11 @@
 """Who may do what: roles and the words in which the server refuses."""
 
+from dataclasses import replace
 from typing import Final
 
 from driver_manager.core.snapshot import Rule
 from driver_manager.errors import Forbidden
+from driver_manager.names import OPERATOR_LEASE
 from driver_manager.sim.objects import Account
 
 
@@ -48,6 +50,7 @@ CONTROLLER_NAMESPACE_ROLE: Final = (
     rule("delete create", "", "pods"),
     rule("get list watch", "apps", "daemonsets"),
     rule("list watch", "apps", "controllerrevisions"),
+    replace(rule("get", "coordination.k8s.io", "leases"), names=frozenset({OPERATOR_LEASE})),
     rule("get create update", "coordination.k8s.io", "leases"),
 )
 """All that it needs in the operator's namespace, and in that of its Lease."""

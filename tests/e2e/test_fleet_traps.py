@@ -21,6 +21,7 @@ VALIDATION = "validation-required"
 SKIP = "nvidia.com/gpu-driver-upgrade.skip"
 REQUESTED = "nvidia.com/gpu-driver-upgrade-requested"
 INITIAL = "nvidia.com/gpu-driver-upgrade.node-initial-state.unschedulable"
+ENABLED = "nvidia.com/gpu-driver-upgrade-enabled"
 WAITING_FOR = "nvidia.com/gpu-driver-manager.waiting"
 CONDITION = "DriverManagerPolicyAccepted"
 
@@ -159,7 +160,8 @@ def test_switched_off_before_and_after(two: GpuFleet, cluster_policies: None) ->
     two.wait_whole()
     for each in before.values():
         del each["labels"][STATE]
-    two.wait(lambda: two.surface() == before, "the nodes to be as before, without a state")
+        each["annotations"].remove(ENABLED)
+    two.wait(lambda: two.surface() == before, "the nodes to be as before, without a state and the mark of a policy")
 
 
 def test_policy_that_is_not_valid(two: GpuFleet, cluster_policies: None) -> None:

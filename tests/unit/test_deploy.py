@@ -25,10 +25,10 @@ def of_kind(kind: str, namespace: str | None = None) -> Object:
     return found
 
 
-def granted(role: Object) -> set[tuple[str, str, str]]:
-    assert all(set(rule) == {"apiGroups", "resources", "verbs"} for rule in role["rules"])
+def granted(role: Object) -> set[tuple[str, ...]]:
+    assert all(set(rule) - {"resourceNames"} == {"apiGroups", "resources", "verbs"} for rule in role["rules"])
     rules = [
-        (verb, group, resource)
+        (verb, group, resource, *sorted(rule.get("resourceNames", ())))
         for rule in role["rules"]
         for group in rule["apiGroups"]
         for resource in rule["resources"]
@@ -38,8 +38,14 @@ def granted(role: Object) -> set[tuple[str, str, str]]:
     return set(rules)
 
 
-def needed(rules: tuple[Rule, ...]) -> set[tuple[str, str, str]]:
-    return {(verb, group, resource) for rule in rules for verb in rule.verbs for group in rule.groups for resource in rule.resources}
+def needed(rules: tuple[Rule, ...]) -> set[tuple[str, ...]]:
+    return {
+        (verb, group, resource, *sorted(rule.names))
+        for rule in rules
+        for verb in rule.verbs
+        for group in rule.groups
+        for resource in rule.resources
+    }
 
 
 @pytest.mark.parametrize(

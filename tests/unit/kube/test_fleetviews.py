@@ -139,6 +139,28 @@ def test_a_bare_cluster_policy() -> None:
     assert (seen.has_driver, seen.upgrade_policy, seen.uses_nvidia_driver_crd, seen.has_sandbox_workloads) == (True, None, False, False)
 
 
+@pytest.mark.parametrize(
+    ("noted", "applied"),
+    [
+        ('{"spec":{"driver":{"upgradePolicy":{"podDeletion":{"podSelector":"a=b"}}}}}', {"podDeletion": {"podSelector": "a=b"}}),
+        ('{"spec":{"driver":{"upgradePolicy":[]}}}', None),
+        ('{"spec":{"driver":1}}', None),
+        ("[]", None),
+        ("{", None),
+        ("[" * 100_000, None),
+        (None, None),
+    ],
+)
+def test_what_kubectl_applied_is_kept_of_the_policy_alone(noted: str | None, applied: Any) -> None:
+    """Before the API server dropped fields; a note that cannot be read is none."""
+    annotations = {} if noted is None else {views.LAST_APPLIED: noted}
+    seen = fleetviews.CLUSTER_POLICIES.one(raw({"metadata": meta(annotations=annotations), "spec": {}}))
+    assert (seen.applied_policy, seen.annotations) == (applied, {})
+    of_driver = json.dumps({"spec": {"upgradePolicy": {"autoUpgrade": False}}})
+    driver = fleetviews.DRIVERS.one(raw({"metadata": meta(annotations={views.LAST_APPLIED: of_driver}), "spec": {}}))
+    assert driver.applied_policy == {"autoUpgrade": False}
+
+
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda each: st.lists(each) | st.dictionaries(st.text(), each)))
 def test_odd_json_is_an_error_of_one_kind(item: Any) -> None:
     """What is no such object raises what the caller expects, and nothing else."""

@@ -1,0 +1,508 @@
+"""Beside a gpu-operator that lives: who leads, who frees what, and what is left when that changes. On the simulator."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from driver_manager import names
+from driver_manager.cli import fleetstatus
+from driver_manager.controller.run import Replica
+from driver_manager.controller.settings import ControllerSettings
+from driver_manager.core.report import Blocker, Waiting, status_text
+from driver_manager.core.role import Choice, Role
+from driver_manager.core.upgrade_policy import read_policy
+from driver_manager.errors import DriverManagerError
+from driver_manager.ports import NodePatch
+from driver_manager.sim.access import EVERYTHING
+from driver_manager.sim.clock import run_virtual
+from driver_manager.sim.fleetworld import CONTROLLER, OWN_NAMESPACE, FleetWorld
+from driver_manager.sim.objects import HOSTNAME, PodSpec
+from driver_manager.sim.world import AgentLife
+from tests.controller.gpuoperator import GpuOperator
+from tests.controller.test_metrics import Scraped
+from tests.controller.test_overview import look, row
+
+OPERATOR = "system:serviceaccount:gpu-operator:gpu-operator"
+POLICY = {"autoUpgrade": True, "maxParallelUpgrades": 2, "maxUnavailable": "50%"}
+PACE = 4.0
+"""Seconds between the stand-in's passes: in life each of its writes begins the next one, but a fleet gives it more to do than this one."""
+
+
+class Stage:
+    """A fleet, a gpu-operator that can die and come back, and a replica of ours."""
+
+    def __init__(
+        self, *, nodes: int = 4, choice: Choice = Choice.AUTO, policy_file: dict[str, Any] | None = None, **world_args: Any
+    ) -> None:
+        self.world = FleetWorld(1, nodes=nodes, **{"policy": POLICY, "gpu_pods": 1, **world_args})
+        self.account = self.world.add_account(OPERATOR, EVERYTHING)
+        self.choice, self.policy_file = choice, policy_file
+        self.operator_task: asyncio.Task[None] | None = None
+        self.replica: Replica | None = None
+        for name in list(self.world.store.nodes):
+            spec = PodSpec(labels={"kind": "hidden"}, runtime_class="nvidia", node_selector={HOSTNAME: name}, stop_seconds=1.0)
+            self.world.add_deployment(f"render-{name}", spec, node=name)
+
+    def start_operator(self) -> None:
+        """gpu-operator comes up."""
+        life = self.world.controller(account=self.account)
+        operator = GpuOperator(life.fleet, life.clock, pass_seconds=PACE)
+        self.operator_task = asyncio.create_task(operator.run())
+
+    async def kill_operator(self) -> None:
+        """It dies, and gives nothing up."""
+        assert self.operator_task is not None
+        self.operator_task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self.operator_task
+
+    @property
+    def controller(self) -> Any:
+        assert self.replica is not None
+        return self.replica.controller
+
+    @property
+    def role(self) -> Role:
+        """Ours, as it is now."""
+        role: Role = self.controller.role.standing.role
+        return role
+
+    def patches(self, who: str) -> list[NodePatch]:
+        """Node patches of one account, in order."""
+        return [deed.detail for deed in self.world.deeds("patch") if deed.who == who and isinstance(deed.detail, NodePatch)]
+
+    def states(self) -> dict[str, str]:
+        """Node -> its state."""
+        return {name: node.labels.get(names.UPGRADE_STATE, "") for name, node in self.world.store.nodes.items()}
+
+    async def until(self, is_so: Callable[[], bool], what: str, seconds: float = 900.0) -> None:
+        """Waits in virtual time."""
+        for _ in range(int(seconds * 2)):
+            if is_so():
+                return
+            await asyncio.sleep(0.5)
+        raise AssertionError(f"not in {seconds:.0f} s: {what}; {self.states()}; {self.controller.stays}")
+
+    async def until_done(self) -> None:
+        """Waits for the end of a roll-out."""
+        old = "driver:two"
+
+        def is_over() -> bool:
+            drivers = self.world.driver_pods()
+            is_new = len(drivers) == len(self.world.store.nodes) and all(pod.spec.image == old and pod.is_ready for pod in drivers)
+            return is_new and set(self.states().values()) == {"upgrade-done"}
+
+        await self.until(is_over, "the roll-out is over")
+
+    def evicted(self) -> Counter[tuple[str, str]]:
+        """(who, kind of pod) -> how many were evicted."""
+        kinds = {True: "hidden", False: "gpu"}
+        return Counter((deed.who, kinds["render" in deed.target]) for deed in self.world.deeds("evict"))
+
+    def assert_nothing_twice(self) -> None:
+        """No pod was evicted twice, no driver pod deleted twice, and every node is as it was."""
+        evicted = Counter(deed.uid for deed in self.world.deeds("evict"))
+        assert not [uid for uid, times in evicted.items() if times > 1]
+        deleted = Counter(deed.node_name for deed in self.world.deeds("delete") if "nvidia-driver" in deed.target)
+        assert set(deleted.values()) == {1}, deleted
+        assert len(deleted) == len(self.world.store.nodes)
+        assert not self.world.cordoned
+        for name, node in self.world.store.nodes.items():
+            record = json.loads(node.annotations.get(names.ROLLOUT, "{}"))
+            assert not record.get("cordoned"), f"{name}: {record}"
+            assert names.INITIAL_UNSCHEDULABLE not in node.annotations
+        lease = self.world.store.leases[f"{OWN_NAMESPACE}/driver-manager-controller"]
+        assert names.GRANTS not in lease.annotations
+
+
+Story = Callable[[Stage], Coroutine[Any, Any, None]]
+
+
+def play(story: Story, *, operator: bool = True, **stage_args: Any) -> Stage:
+    """Runs a story beside our replica; gpu-operator is there first unless it is said otherwise."""
+    stage = Stage(**stage_args)
+
+    async def whole() -> None:
+        if operator:
+            stage.start_operator()
+            await asyncio.sleep(20)
+        life = stage.world.controller()
+        policy = read_policy(stage.policy_file) if stage.policy_file else None
+        settings = ControllerSettings(identity="one", lease_namespace=OWN_NAMESPACE, role=stage.choice, policy=policy)
+        stage.replica = Replica(life.fleet, life.clock, settings)
+        task = asyncio.create_task(stage.replica.run())
+        await asyncio.sleep(25)
+        await story(stage)
+        for each in (task, stage.operator_task):
+            if each is not None:
+                each.cancel()
+                with contextlib.suppress(asyncio.CancelledError, DriverManagerError):
+                    await each
+
+    run_virtual(whole())
+    return stage
+
+
+def test_it_follows_a_gpu_operator_that_lives() -> None:
+    """gpu-operator leads: ours frees what it does not know before the driver goes, and writes to no node at all."""
+
+    async def story(stage: Stage) -> None:
+        stage.world.new_driver("two")
+        await stage.until_done()
+        assert stage.patches(CONTROLLER) == []
+        assert stage.evicted() == {(OPERATOR, "gpu"): 4, (CONTROLLER, "hidden"): 4}
+        gone = {deed.node_name: deed.at for deed in stage.world.deeds("delete", None) if "nvidia-driver" in deed.target}
+        assert all(deed.at < gone[deed.node_name] for deed in stage.world.deeds("evict") if deed.who == CONTROLLER)
+        stage.assert_nothing_twice()
+        assert {note.reason for _, who, note in stage.world.store.notes if who == CONTROLLER} == {"Freed"}
+
+    play(story)
+
+
+def test_without_a_gpu_operator_it_leads_at_once_and_marks_its_nodes() -> None:
+    """No Lease: it leads without a wait, and each node gets the mark in the patch that it gets anyhow; off with the policy."""
+
+    async def story(stage: Stage) -> None:
+        assert stage.role is Role.LEAD
+        assert set(stage.states().values()) == {"upgrade-done"}
+        assert len(stage.patches(CONTROLLER)) == 4
+        assert all(node.annotations[names.UPGRADE_ENABLED] == "true" for node in stage.world.store.nodes.values())
+        stage.world.set_policy("ClusterPolicy", "cluster-policy", upgrade_policy={"autoUpgrade": False})
+        await asyncio.sleep(10)
+        assert len(stage.patches(CONTROLLER)) == 8
+        assert all(names.UPGRADE_ENABLED not in node.annotations for node in stage.world.store.nodes.values())
+
+    play(story, operator=False)
+
+
+def test_it_leads_on_when_gpu_operator_dies_in_mid_flow_and_follows_when_it_is_back() -> None:
+    """R3, R4: whoever leads, each pod is evicted once and each driver pod replaced once, and no cordon stays."""
+
+    async def story(stage: Stage) -> None:
+        world = stage.world
+        world.new_driver("two")
+        await stage.until(lambda: "pod-restart-required" in stage.states().values(), "a node in the middle")
+        await stage.kill_operator()
+        assert stage.role is Role.FOLLOW
+        before = stage.states()
+        await asyncio.sleep(10)
+        assert stage.states() == before, "the Lease is not over yet"
+        await stage.until(lambda: stage.role is Role.LEAD, "ours leads", 20)
+        await stage.until(lambda: list(stage.states().values()).count("upgrade-done") >= 2, "ours has led two nodes on")
+        await stage.until(lambda: "pod-deletion-required" in stage.states().values(), "a node of ours in the middle")
+        stage.start_operator()
+        await stage.until(lambda: stage.role is Role.FOLLOW, "ours follows again", 10)
+        written = len(stage.patches(CONTROLLER))
+        await stage.until_done()
+        await asyncio.sleep(30)
+        later = stage.patches(CONTROLLER)[written:]
+        assert not [patch for patch in later if patch.labels or patch.unschedulable is not None]
+        stage.assert_nothing_twice()
+
+    play(story, pod_grace=10.0)
+
+
+@pytest.mark.parametrize("moment", range(0, 60, 4))
+def test_the_role_changes_at_any_moment(moment: int) -> None:
+    """gpu-operator comes and dies again at any moment of a roll-out: all ends well, and while it lives ours writes no state label."""
+
+    async def story(stage: Stage) -> None:
+        stage.world.new_driver("two")
+        await asyncio.sleep(moment)
+        stage.start_operator()
+        await stage.until(lambda: stage.role is Role.FOLLOW, "ours follows", 10)
+        await asyncio.sleep(2)
+        written = len(stage.patches(CONTROLLER))
+        await asyncio.sleep(2 * moment)
+        assert not [patch for patch in stage.patches(CONTROLLER)[written:] if patch.labels or patch.unschedulable]
+        await stage.kill_operator()
+        await stage.until_done()
+        await asyncio.sleep(30)
+        stage.assert_nothing_twice()
+
+    play(story, operator=False)
+
+
+def test_a_cordon_of_ours_does_not_stay_when_gpu_operator_takes_the_labels_off() -> None:
+    """With auto-upgrade off gpu-operator takes the label off in mid-flow: the cordon was ours, and goes, as the driver still runs."""
+
+    async def story(stage: Stage) -> None:
+        stage.world.new_driver("two")
+        await stage.until(lambda: "pod-deletion-required" in stage.states().values(), "a node in the middle")
+        stage.start_operator()
+        await stage.until(lambda: stage.role is Role.FOLLOW, "ours follows", 10)
+        await stage.until(lambda: set(stage.states().values()) == {""}, "the labels are off")
+        await asyncio.sleep(30)
+        assert not stage.world.cordoned
+        assert all("cordoned" not in node.annotations.get(names.ROLLOUT, "") for node in stage.world.store.nodes.values())
+
+    play(story, operator=False, policy={"autoUpgrade": False}, policy_file=POLICY, budget=0)
+
+
+def test_an_admins_cordon_is_not_taken_for_ours_after_a_time_as_follower() -> None:
+    """Our record of a node that gpu-operator has ended is shortened, so that a later cordon stays when ours leads again."""
+
+    async def story(stage: Stage) -> None:
+        world = stage.world
+        world.new_driver("two")
+        await stage.until(lambda: "pod-deletion-required" in stage.states().values(), "a node in the middle")
+        (name, *_) = [node for node, state in stage.states().items() if state == "pod-deletion-required"]
+        stage.start_operator()
+        await stage.until_done()
+        await asyncio.sleep(10)
+        node = world.store.nodes[name]
+        node.unschedulable = True
+        world.store.node_written(node)
+        await stage.kill_operator()
+        await stage.until(lambda: stage.role is Role.LEAD, "ours leads", 30)
+        await asyncio.sleep(60)
+        assert world.store.nodes[name].unschedulable
+
+    play(story, operator=False, pod_grace=10.0)
+
+
+def test_jobs_that_the_policy_waits_for_keep_everybody() -> None:
+    """While gpu-operator waits for jobs nobody is evicted; when they have ended ours is."""
+    policy = {**POLICY, "waitForCompletion": {"podSelector": "job=training"}}
+
+    async def story(stage: Stage) -> None:
+        stage.world.new_driver("two")
+        await stage.until(lambda: list(stage.states().values()).count("wait-for-jobs-required") == 2, "two nodes wait")
+        await asyncio.sleep(60)
+        assert not stage.world.deeds("evict")
+        assert "wait for pods to finish" in stage.controller.stays["gpu-1"].sentence
+        for deployment in list(stage.world.store.deployments.values()):
+            if deployment.name.startswith("train"):
+                deployment.replicas = 0
+        for pod in list(stage.world.store.pods.values()):
+            if "train" in pod.name:
+                stage.world.server.delete_pod(pod)
+        await stage.until_done()
+        assert stage.evicted() == {(CONTROLLER, "hidden"): 4}
+
+    play(story, policy=policy)
+
+
+def test_who_cannot_go_is_said_and_tried_again() -> None:
+    """A pod of its own that only ours knows holds nothing up, is named with its setting, and the others are not evicted in vain."""
+
+    async def story(stage: Stage) -> None:
+        stage.world.add_pod("by-hand", PodSpec(runtime_class="nvidia"), node="gpu-1")
+        await asyncio.sleep(5)
+        stage.world.new_driver("two")
+        await stage.until(lambda: stage.states()["gpu-1"] == "pod-deletion-required", "it is being freed")
+        await asyncio.sleep(1)
+        stay = stage.controller.stays["gpu-1"]
+        assert stay.because.value == "NotFreed"
+        assert "pod default/by-hand runs under the runtime class nvidia" in stay.sentence
+        assert "DRAIN_USE_FORCE" in stay.sentence
+
+    play(story, pod_grace=20.0)
+
+
+@pytest.mark.parametrize(("choice", "operator", "role"), [(Choice.LEAD, True, Role.LEAD), (Choice.FOLLOW, False, Role.FOLLOW)])
+def test_a_person_sets_the_role(choice: Choice, operator: bool, role: Role) -> None:
+    """ROLE=lead and ROLE=follow win over what the Lease says."""
+
+    async def story(stage: Stage) -> None:
+        assert stage.role is role
+
+    play(story, choice=choice, operator=operator)
+
+
+def test_a_lease_that_cannot_be_read_makes_a_follower() -> None:
+    """Who may not know whether gpu-operator lives does not lead; it says so, and leads as soon as it knows."""
+
+    async def story(stage: Stage) -> None:
+        world = stage.world
+        assert stage.role is Role.LEAD
+        rules = world.account.namespace_rules
+        world.account.namespace_rules = {
+            space: tuple(rule for rule in some if "leases" not in rule.resources or space == OWN_NAMESPACE) for space, some in rules.items()
+        }
+        await stage.until(lambda: stage.role is Role.FOLLOW, "ours follows", 30)
+        assert "forbidden" in stage.controller.role.standing.sentence
+        world.account.namespace_rules = rules
+        await stage.until(lambda: stage.role is Role.LEAD, "ours leads", 30)
+
+    play(story, operator=False)
+
+
+def test_the_role_is_seen_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
+    """`status --all`, its document, the metric and the condition all say that it follows, and whom."""
+
+    async def story(stage: Stage) -> None:
+        stage.world.new_driver("two")
+        await asyncio.sleep(12)
+        seen = await look(stage.world)
+        assert seen.leader.is_following
+        assert "is held by op-1" in seen.leader.role
+        assert row(seen, "gpu-4").sentence == "gpu-operator begins it when it is its turn"
+        fleetstatus.show(seen, "table")
+        assert "FOLLOWS: no state label is written; gpu-operator lives and leads" in capsys.readouterr().out
+        assert fleetstatus.document(seen)["leader"]["role"] == "follow"
+        assert stage.replica is not None
+        assert Scraped(stage.replica)["following"] == 1
+        source = stage.world.store.policies["ClusterPolicy", "cluster-policy"]
+        assert source.conditions["DriverManagerLeads"] == ("False", "Follows")
+        assert source.conditions["DriverManagerRolledOut"] == ("False", "InProgress")
+        await stage.kill_operator()
+        await stage.until_done()
+        await asyncio.sleep(70)
+        source = stage.world.store.policies["ClusterPolicy", "cluster-policy"]
+        assert source.conditions["DriverManagerLeads"] == ("True", "Leads")
+        assert source.conditions["DriverManagerRolledOut"] == ("True", "Complete")
+        assert Scraped(stage.replica)["following"] == 0
+
+    play(story)
+
+
+async def _one_life(life: AgentLife, settings: ControllerSettings) -> None:
+    with contextlib.suppress(DriverManagerError):
+        await life.run(Replica(life.fleet, life.clock, settings).run())
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_killed_as_follower_and_as_leader(seed: int) -> None:
+    """Lives of ours are killed at their requests while gpu-operator comes and goes: each node ends well, nothing is done twice."""
+
+    async def whole() -> None:
+        stage = Stage(nodes=3)
+        stage.start_operator()
+
+        async def ours() -> None:
+            for number in range(1000):
+                life = stage.world.controller(kill_at=20 + 13 * seed + 7 * number if number < 4 else None)
+                await _one_life(life, ControllerSettings(identity=f"one-{number}", lease_namespace=OWN_NAMESPACE))
+                await asyncio.sleep(2)
+
+        task = asyncio.create_task(ours())
+        await asyncio.sleep(30)
+        stage.world.new_driver("two")
+        await asyncio.sleep(10 + 3 * seed)
+        await stage.kill_operator()
+        stage.replica = Replica(stage.world.client(), stage.world.controller().clock, ControllerSettings())
+        await stage.until_done()
+        await asyncio.sleep(60)
+        stage.assert_nothing_twice()
+        task.cancel()
+
+    run_virtual(whole())
+
+
+def test_two_roles_are_not_mixed_up_in_one_decision() -> None:
+    """What a follower has found freed is not taken for the end of a leader's work: the GPU pods are still evicted."""
+
+    async def story(stage: Stage) -> None:
+        stage.world.new_driver("two")
+        await stage.until(lambda: "pod-deletion-required" in stage.states().values(), "a node is being freed")
+        await stage.kill_operator()
+        await stage.until(lambda: stage.role is Role.LEAD, "ours leads", 30)
+        await asyncio.sleep(5)
+        name = next(node for node, state in stage.states().items() if state == "pod-deletion-required")
+        assert "train" in stage.controller.stays[name].sentence
+        assert len([pod for pod in stage.world.driver_pods(name) if pod.marked_at is None and pod.spec.image == "driver:one"]) == 1
+
+    play(story, pod_grace=120.0, policy={**POLICY, "podDeletion": {"timeoutSeconds": 600}})
+
+
+# What the agent reports ---------------------------------------------------------------------------------------------
+
+
+def status_of(world: FleetWorld, name: str, *uids: str) -> None:
+    """The agent on a node writes that these pods hold a GPU."""
+    blockers = tuple(Blocker("process", "77 python3", "holds /dev/nvidia0", uid) for uid in uids)
+    waiting = Waiting("held-by-process", "waits for processes", (*blockers, Blocker("process", "5 sshd", "holds /dev/nvidia1")))
+    node = world.store.nodes[name]
+    node.annotations[names.STATUS] = status_text(phase="freeing", run="r", since="s", waiting=waiting)
+    world.store.node_written(node)
+
+
+@pytest.mark.parametrize("operator", [False, True])
+def test_a_hidden_holder_that_the_agent_names_is_evicted(operator: bool) -> None:
+    """Decision 35: of the pods that it names those on the node that the table allows go, once; the rest is shown. Led by whomever."""
+
+    async def story(stage: Stage) -> None:
+        world = stage.world
+        world.behave("gpu-1", start_seconds=120.0)
+        hidden = world.add_deployment("notebook", PodSpec(node_selector={HOSTNAME: "gpu-1"}), node="gpu-1")
+        other = world.add_deployment("elsewhere", PodSpec(node_selector={HOSTNAME: "gpu-2"}), node="gpu-2")
+        world.add_pod("by-hand", node="gpu-1")
+        await asyncio.sleep(5)
+        world.new_driver("two")
+
+        def is_waiting() -> bool:
+            return stage.states()["gpu-1"] == "pod-restart-required" and world.driver_pods("gpu-1")[0].spec.image == "driver:two"
+
+        await stage.until(is_waiting, "its agent waits")
+        uids = {pod.name.split("-")[0]: pod.uid for pod in world.store.pods.values()}
+        status_of(world, "gpu-1", uids["notebook"], uids["elsewhere"], "uid-of-nobody")
+        await asyncio.sleep(5)
+        evicted = [deed.target for deed in world.deeds("evict", "gpu-1") if deed.who == CONTROLLER]
+        named = [target for target in evicted if "render" not in target and "train" not in target]
+        assert len(named) == 1
+        assert hidden.name in named[0]
+        assert [pod for pod in world.store.pods.values() if other.name in pod.name]
+        sentence = stage.controller.stays["gpu-1"].sentence
+        assert "5 sshd (holds /dev/nvidia1)" in sentence
+        status_of(world, "gpu-1", uids["by"])
+        await asyncio.sleep(5)
+        assert "by-hand" in stage.controller.stays["gpu-1"].sentence
+        assert "DRAIN_USE_FORCE" in stage.controller.stays["gpu-1"].sentence
+        await stage.until_done()
+        stage.assert_nothing_twice()
+
+    play(story, operator=operator)
+
+
+# Conditions ---------------------------------------------------------------------------------------------------------
+
+
+def test_conditions_are_written_on_change_and_now_and_then() -> None:
+    """A roll-out of many nodes costs few writes, others' conditions stay, and at rest nothing is written."""
+
+    async def story(stage: Stage) -> None:
+        world = stage.world
+        foreign = {"Ready": ("True", "Reconciled")}
+        there = world.store.policies["ClusterPolicy", "cluster-policy"]
+        world.set_policy("ClusterPolicy", "cluster-policy", conditions={**there.conditions, **foreign})
+        await asyncio.sleep(70)
+        said = len(world.deeds("condition"))
+        await asyncio.sleep(600)
+        assert len(world.deeds("condition")) == said, "nothing has changed"
+        began = asyncio.get_running_loop().time()
+        world.new_driver("two")
+        await stage.until_done()
+        await asyncio.sleep(10)
+        minutes = (asyncio.get_running_loop().time() - began) / 60
+        assert len(world.deeds("condition")) - said <= 2 + minutes
+        there = world.store.policies["ClusterPolicy", "cluster-policy"]
+        assert there.conditions.items() >= foreign.items()
+        assert there.conditions["DriverManagerRolledOut"] == ("True", "Complete")
+
+    play(story, operator=False, nodes=8)
+
+
+def test_a_node_that_waits_is_counted_with_its_reason() -> None:
+    """The condition says why nodes are not begun, not only that."""
+
+    async def story(stage: Stage) -> None:
+        world = stage.world
+        for name in ("gpu-1", "gpu-2"):
+            world.add_pod(f"by-hand-{name}", PodSpec(gpus=1), node=name)
+        await asyncio.sleep(5)
+        world.new_driver("two")
+        await stage.until(lambda: list(stage.states().values()).count("upgrade-done") == 2, "two are done")
+        await asyncio.sleep(130)
+        uid = world.store.policies["ClusterPolicy", "cluster-policy"].uid
+        sentence = world.store.sentences[uid, "DriverManagerRolledOut"]
+        assert sentence == "2 of 4 nodes are done, 2 waiting (BlockedByPod 2)"
+
+    play(story, operator=False)
