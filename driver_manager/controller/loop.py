@@ -23,7 +23,8 @@ from driver_manager.controller.role import RoleWatch
 from driver_manager.controller.settings import ControllerSettings
 from driver_manager.controller.sight import progress_of, situation_of
 from driver_manager.controller.telling import Telling
-from driver_manager.controller.work import FREED_AT_ONCE, Handlers, Told, Worker, job_of, what_to_free
+from driver_manager.controller.work import FREED_AT_ONCE, Handlers, Job, Worker, what_to_free
+from driver_manager.controller.workers import Workers
 from driver_manager.core.agentreport import with_report
 from driver_manager.core.budget import Tally, count
 from driver_manager.core.disruption import never_evicted
@@ -96,8 +97,7 @@ class Controller:
         """Nodes that a predecessor was granted and that do not show it: a late write of it may still come."""
         self._refused: dict[str, Refusal] = {}
         self._maintenance = Maintenance(fleet, self.cache, settings.maintenance)
-        self._workers: dict[str, tuple[Worker, asyncio.Task[None]]] = {}
-        self._freeing = asyncio.Semaphore(FREED_AT_ONCE)
+        self._workers = Workers(self._worker, self._spawn)
         self._deleted: dict[str, tuple[str, float]] = {}
         """Node -> uid of the driver pod whose deletion was asked for, and when it is asked for again."""
         self._asked = 0
@@ -142,8 +142,7 @@ class Controller:
     async def finish(self) -> None:
         """Begins nothing more, and returns when everything under way has its answer; each request has a limit of its own."""
         self._is_stopping = True
-        for name in list(self._workers):
-            self._stop_worker(name)
+        self._workers.stop_all()
         while self._under_way:
             await asyncio.wait(set(self._under_way))
 
@@ -183,8 +182,7 @@ class Controller:
         """What goes on under one role is not for the other: it is begun anew, from what the nodes show."""
         self._telling.role(standing)
         self._election.say(ROLE, standing.text)
-        for name in list(self._workers):
-            self._stop_worker(name)
+        self._workers.stop_all()
         if self._telling.is_synced:
             self._begin_role()
 
@@ -311,7 +309,7 @@ class Controller:
         return node is not None and self.role.leads(self.situation(node))
 
     def _forget(self, name: str) -> None:
-        self._stop_worker(name)
+        self._workers.stop(name)
         self.tally.put(name, None)
         for names in (self.stays, self._refused, self._deleted):
             names.pop(name, None)
@@ -327,16 +325,8 @@ class Controller:
         seen = situation_of(node, self.cache, self.groups, self._settings.rollout, self._clock.epoch(), turn)
         if self._maintenance.is_served:
             seen = replace(seen, has_maintenance=True, maintenance=self._maintenance.of(node.name))
-        told = self._told(seen)
+        told = self._workers.told(seen, is_following=not self.role.leads(seen))
         return replace(seen, freeing=told.freeing, jobs=told.jobs) if told else seen
-
-    def _told(self, seen: Situation) -> Told | None:
-        """What has been found in this stay of the node in its state, under this role."""
-        worker, is_following = self._workers.get(seen.node.name), not self.role.leads(seen)
-        if worker is None or worker[0].job.is_following != is_following:
-            return None
-        is_current = is_following or (seen.progress is not None and worker[0].job.since == seen.progress.since)
-        return worker[0].told if is_current else None
 
     def _turn(self, name: str) -> Turn:
         if self._settings.maintenance.is_on and not self._maintenance.is_served:
@@ -371,39 +361,23 @@ class Controller:
         self._remind(name, stay.again_at)
         match stay.work:
             case Work.NOTHING:
-                self._stop_worker(name)
+                self._workers.stop(name)
             case Work.ASK_MAINTENANCE | Work.RELEASE_MAINTENANCE:
-                self._stop_worker(name)
+                self._workers.stop(name)
                 self._writing.add(name)
                 self._request(self._maintain(name, situation, stay.work))
             case Work.RESTART_DRIVER:
                 assert stay.pod is not None
-                self._stop_worker(name)
+                self._workers.stop(name)
                 self._restart_driver(name, stay.pod)
             case _:
-                self._have_done(situation, stay.work)
+                self._workers.have_done(situation, stay.work, is_following=not self.role.leads(situation))
 
     # Working --------------------------------------------------------------------------------------------------------
 
-    def _have_done(self, situation: Situation, work: Work) -> None:
-        name, is_following = situation.node.name, not self.role.leads(situation)
-        assert is_following or situation.progress is not None
-        job = job_of(situation, work, is_following=is_following)
-        running = self._workers.get(name)
-        if running is not None and running[0].job.key == job.key:
-            return
-        self._stop_worker(name)
-        budgets, tell, freed = self.cache.budgets, lambda: self._mark((name,)), self._telling.freed
-        worker = Worker(self._fleet, self._clock, self._settings.agent, self._handlers, budgets, job, tell, freed, self.parking)
-        self._workers[name] = (worker, self._spawn(self._run(worker)))
-
-    async def _run(self, worker: Worker) -> None:
-        async with self._freeing:
-            await worker.run()
-
-    def _stop_worker(self, name: str) -> None:
-        if (worker := self._workers.pop(name, None)) is not None:
-            worker[1].cancel()
+    def _worker(self, job: Job) -> Worker:
+        budgets, tell, freed = self.cache.budgets, lambda: self._mark((job.node.name,)), self._telling.freed
+        return Worker(self._fleet, self._clock, self._settings.agent, self._handlers, budgets, job, tell, freed, self.parking)
 
     def _restart_driver(self, name: str, pod: FleetPod) -> None:
         now = self._clock.epoch()
@@ -467,8 +441,7 @@ class Controller:
             self.parking.wake()
             self._let_go(name)
             self._refused.pop(name, None)
-            evicted = self._workers[name][0].told.evicted if name in self._workers else []
-            self._telling.moved(written, decision, situation, evicted)
+            self._telling.moved(written, decision, situation, self._workers.evicted(name))
         except Conflict:
             await self._read_again(name)
         except NotFound:

@@ -17,15 +17,19 @@ from driver_manager.controller.run import Replica
 from driver_manager.controller.settings import ControllerSettings
 from driver_manager.core.report import Blocker, Waiting, status_text
 from driver_manager.core.role import Choice, Role
+from driver_manager.core.snapshot import ChangeKind
 from driver_manager.core.upgrade_policy import read_policy
 from driver_manager.errors import DriverManagerError
 from driver_manager.ports import NodePatch
 from driver_manager.sim.access import EVERYTHING
 from driver_manager.sim.clock import run_virtual
 from driver_manager.sim.fleetworld import CONTROLLER, OWN_NAMESPACE, FleetWorld
-from driver_manager.sim.objects import HOSTNAME, PodSpec
+from driver_manager.sim.objects import HOSTNAME, Node, Pod, PodSpec
+from driver_manager.sim.parking import GATE
+from driver_manager.sim.store import Object
 from driver_manager.sim.world import AgentLife
 from tests.controller.gpuoperator import GpuOperator
+from tests.controller.rollouts import add_exporter
 from tests.controller.test_metrics import Scraped
 from tests.controller.test_overview import look, row
 
@@ -411,6 +415,46 @@ def test_two_roles_are_not_mixed_up_in_one_decision() -> None:
         assert len([pod for pod in stage.world.driver_pods(name) if pod.marked_at is None and pod.spec.image == "driver:one"]) == 1
 
     play(story, pod_grace=120.0, policy={**POLICY, "podDeletion": {"timeoutSeconds": 600}})
+
+
+@pytest.mark.parametrize("moment", [None, 3, 9, 15, 30])
+def test_a_follower_keeps_daemon_sets_off_too(moment: int | None) -> None:
+    """An exporter that tolerates everything is parked while gpu-operator has the node; it is everywhere after, whoever led to the end."""
+
+    async def story(stage: Stage) -> None:
+        world = stage.world
+        before = {name: (dict(node.labels), node.taints) for name, node in world.store.nodes.items()}
+        exporter = add_exporter(world, GATE)
+        await asyncio.sleep(10)
+        parked: set[str] = set()
+        beside: list[str] = []
+
+        def see(one: Object, change: ChangeKind) -> None:
+            if isinstance(one, Node) and names.PARKED in one.labels:
+                parked.add(one.name)
+            if isinstance(one, Pod) and world.gpu_nodes.is_driver(one) and one.marked_at is not None:
+                running = [pod for pod in world.store.pods_bound_to(one.node_name or "") if pod.owner and pod.owner.name == exporter.name]
+                beside.extend(pod.name for pod in running if pod.marked_at is None and not pod.is_over)
+
+        world.on_change(see)
+        world.new_driver("two")
+        if moment is not None:
+            await asyncio.sleep(moment)
+            await stage.kill_operator()
+        await stage.until_done()
+        await asyncio.sleep(60)
+        assert parked == set(world.store.nodes)
+        assert not beside, "none is there when the driver goes"
+        there = [pod for pod in world.store.pods.values() if pod.owner is not None and pod.owner.name == exporter.name]
+        assert sorted(pod.node_name or "" for pod in there if pod.is_ready) == sorted(world.store.nodes)
+        after = {name: ({**node.labels, names.UPGRADE_STATE: "upgrade-done"}, node.taints) for name, node in world.store.nodes.items()}
+        assert after == {name: ({**labels, names.UPGRADE_STATE: "upgrade-done"}, taints) for name, (labels, taints) in before.items()}
+        if moment is None:
+            written = stage.patches(CONTROLLER)
+            assert not [patch for patch in written if names.UPGRADE_STATE in patch.labels or patch.unschedulable is not None]
+        stage.assert_nothing_twice()
+
+    play(story, pod_grace=8.0)
 
 
 # What the agent reports ---------------------------------------------------------------------------------------------
