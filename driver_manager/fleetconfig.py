@@ -157,6 +157,10 @@ CONTROLLER_OPTIONS: Final = (
                 "who this controller is in them; no other program may have the same", said="nvidia.operator.com"),
     FleetOption("maintenance.prefix", "maintenance-prefix", "MAINTENANCE_OPERATOR_NODE_MAINTENANCE_PREFIX", SOME_NAME,
                 "their names are this and the node's; programs with the same prefix share them", said="nvidia-operator"),
+    FleetOption("settle_time", "settle-time", "SETTLE_TIME", SOME_TIME,
+                "what a dead agent or an ended upgrade left on a node is undone when nobody has been there for so long", said="5 min"),
+    FleetOption("heal_pause", "heal-pause", "HEAL_PAUSE", SOME_TIME,
+                "pause between taking such a record over, which stops an agent that lives after all, and undoing it", said="30 s"),
     FleetOption("listen", "listen", "LISTEN", ADDRESS, "address of /healthz, /readyz and /metrics; empty for none", empty="",
                 said="0.0.0.0:8080"),
 )  # fmt: skip

@@ -19,6 +19,7 @@ from driver_manager.controller.maintenance import Maintenance
 from driver_manager.controller.parking import Parking
 from driver_manager.controller.reminders import Reminders
 from driver_manager.controller.role import RoleWatch
+from driver_manager.controller.healing import Healer
 from driver_manager.controller.settings import ControllerSettings
 from driver_manager.controller.sight import progress_of, situation_of
 from driver_manager.controller.telling import Telling
@@ -75,6 +76,7 @@ class Controller:
         self.cache = Cache(self._policies_changed)
         self.parking = Parking(fleet, clock, settings, election, self.cache)
         self.role = RoleWatch(fleet, clock, settings, self._role_changed)
+        self.healer = Healer(fleet, clock, settings, election, telling, self.cache, self._remind_in)
         self.tally = Tally()
         self.groups = Groups()
         self.stays: dict[str, Stay] = {}
@@ -161,6 +163,7 @@ class Controller:
             if still.uid == node.uid and self._is_in_flow(node.name):
                 self._mark(self.cache.put_node(still))  # it lost its label in mid-flow: it is brought to its end first
                 return
+            self.healer.stray(still)
         self._mark(self.cache.drop_node(node.name, node.uid))
 
     def _is_in_flow(self, name: str) -> bool:
@@ -220,6 +223,9 @@ class Controller:
         if at and self._reminders.put(name, at):
             self._wake.set()
 
+    def _remind_in(self, name: str, seconds: float) -> None:
+        self._remind(name, self._clock.epoch() + seconds)
+
     def _take_policies(self) -> None:
         if not self._are_policies_new:
             return
@@ -263,6 +269,7 @@ class Controller:
         node = self.cache.nodes.get(name)
         if node is None:
             self._forget(name)
+            self._heal(name)
             return
         if name in self._writing:
             return  # its end marks the node again
@@ -279,6 +286,20 @@ class Controller:
             self._mark((name,))
         elif decision.rest is not None:
             self._rest(situation, decision.rest)
+        self._heal(name)
+
+    def _heal(self, name: str) -> None:
+        """Does what is due about what dead agents and ended upgrades left on a node (`controller.healing`)."""
+        if name not in self._writing and (step := self.healer.step(name)) is not None:
+            self._writing.add(name)
+            self._request(self._healed(name, step))
+
+    async def _healed(self, name: str, step: Coroutine[Any, Any, None]) -> None:
+        try:
+            await step
+        finally:
+            self._writing.discard(name)
+            self._mark((name,))
 
     def _decided(self, situation: Situation) -> Decision:
         """By the rules of upgrades where ours leads, else by a follower's; a wait for a driver with what its agent says."""
@@ -339,7 +360,7 @@ class Controller:
             gang_label=self._settings.gang_label,
             order_label=self._settings.order_key,
         )
-        self.tally.put(node.name, new)
+        self.tally.put(node.name, new if situation.counts else None)
 
     def _rest(self, situation: Situation, stay: Stay) -> None:
         """The node waits: remember why, wake up in time, and have done what has to be done meanwhile."""

@@ -17,6 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from driver_manager.controller.run import Replica
 from driver_manager.controller.telling import BUCKETS, Telling
 from driver_manager.core.budget import Sums
+from driver_manager.core.healing import REPORTED, Why
 from driver_manager.core.policy_groups import Groups
 from driver_manager.core.role import Role
 from driver_manager.core.rollout_states import IDLE, State
@@ -29,6 +30,8 @@ NO_STATE: Final = "none"
 """Name of the state without a label."""
 NOT_A_STATE: Final = "invalid"
 """Name of a label's value that is no state."""
+HEALING: Final = (Why.CLAIMED, Why.HEALED, Why.SWEPT, *sorted(REPORTED))
+"""What is counted of healing."""
 OK: Final = 1
 NO_POLICY: Final = -1
 """Values of reconciliation_status, as NVIDIA's."""
@@ -140,6 +143,10 @@ def _counters(telling: Telling) -> Iterator[Metric]:
     for (before, after, because), number in sorted(telling.moves.items()):
         moves.add_metric((state_word(before), state_word(after), because.value), number)
     yield moves
+    steps = CounterMetricFamily(f"{OURS}healing", "What was done about what dead agents and ended upgrades left.", labels=("reason",))
+    for why in HEALING:
+        steps.add_metric((why.value,), telling.healing_steps[why])
+    yield steps
     values = {
         f"{OURS}evictions": ("Pods whose eviction was accepted.", telling.evictions),
         f"{OURS}driver_pod_restarts": ("Driver pods that were deleted.", telling.driver_restarts),

@@ -178,7 +178,10 @@ async def overview(fleet: Fleet, cache: Cache, leader: Leader, now: float, setti
             seen = await _with_pods(fleet, settings, seen, _means(cache, node), leader)
         if seen.state is State.MAINTENANCE:  # that it goes on is the operator's to say
             seen = replace(seen, has_maintenance=True, maintenance="pending")
-        tally.put(node.name, count(node, seen.state, seen.progress, seen.group, wanted=seen.wanted, is_granted=node.name in leader.grants))
+        if seen.counts:
+            tally.put(
+                node.name, count(node, seen.state, seen.progress, seen.group, wanted=seen.wanted, is_granted=node.name in leader.grants)
+            )
         rows.append(_row(seen, leader))
     return Overview(leader, tuple(_group_rows(groups, tally, leader)), tuple(rows), groups.problems, groups.notes, now)
 

@@ -59,6 +59,12 @@ class ControllerSettings:
     order_key: str = ""
     """Node label or annotation with a number: smaller ones come first."""
     maintenance: MaintenanceSettings = field(default_factory=MaintenanceSettings)
+    settle_time: float = 300.0
+    """A node that an agent left half-way is healed when nobody has worked on it, and no driver pod was due there, for so long; so is one
+    with what is left of an upgrade taken care of. Longer than an operator takes to make a DaemonSet anew."""
+    heal_pause: float = 30.0
+    """Between the new run id in such a record and its undo: an agent that lives after all reads the node again within 7 s, before its next
+    step."""
     rollout: RolloutSettings = field(default_factory=RolloutSettings)
     agent: Settings = field(default_factory=Settings)
     """How users of the driver are told: the agent's settings."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from driver_manager.core.fleet import EventNote, FleetPod
+from driver_manager.core.healing import Treatment, Why
 from driver_manager.core.policy_groups import Groups
 from driver_manager.core.role import Standing
 from driver_manager.core.rollout_states import Because, State
@@ -56,6 +57,7 @@ class Telling:
         """When the loop last came round."""
         self.moves: Counter[tuple[State, State, Because]] = Counter()
         self.stayed: Counter[Because] = Counter()
+        self.healing_steps: Counter[Why] = Counter()
         self.driver_restarts = 0
         self.evictions = 0
         self.bugs = 0
@@ -121,7 +123,17 @@ class Telling:
         if stay.because in WORTH_AN_EVENT or (is_new and stay.because in ONE_EVENT):
             self._event(node, stay.because, stay.sentence, is_warning=True)
 
-    def _event(self, node: NodeView, because: Because, sentence: str, *, is_warning: bool) -> None:
+    def healing(self, node: NodeView, treatment: Treatment) -> None:
+        """Something was done about what was left on a node, or only a person can do it."""
+        self.healing_steps[treatment.why] += 1
+        left = "; ".join(treatment.left_alone)
+        words = f"{treatment.sentence}; left as it is: {left}" if left else treatment.sentence
+        is_warning = treatment.is_for_a_person or bool(left)
+        level = logging.WARNING if is_warning else logging.INFO
+        logger.log(level, "healing", extra={"node": node.name, "reason": treatment.why, "why": words})
+        self._event(node, treatment.why, words, is_warning=is_warning)
+
+    def _event(self, node: NodeView, because: Because | Why, sentence: str, *, is_warning: bool) -> None:
         if self._events.full():
             self.dropped_events += 1
             self._events.get_nowait()

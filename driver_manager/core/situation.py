@@ -10,7 +10,7 @@ from enum import StrEnum
 from driver_manager.core.fleet import FleetPod, FleetSet
 from driver_manager.core.hold import Hold
 from driver_manager.core.rollout_record import Progress
-from driver_manager.core.rollout_states import Because, State
+from driver_manager.core.rollout_states import IDLE, Because, State
 from driver_manager.core.snapshot import NodeView, Taint
 from driver_manager.core.upgrade_policy import UpgradePolicy, recorded_policy
 from driver_manager.names import SAFE_LOAD, UPGRADE_REQUESTED
@@ -139,6 +139,11 @@ class Situation:
     def outdated(self) -> FleetPod | None:
         """A driver pod that is not the wanted one and not on its way out."""
         return next((pod for pod in self.drivers if not pod.is_terminating and not self.is_synced(pod)), None)
+
+    @property
+    def counts(self) -> bool:
+        """Whether the node counts in totals and budgets (N49): a driver is there, or wanted there, or an upgrade of it has begun."""
+        return self.daemon_set is not None or bool(self.drivers) or self.state not in IDLE
 
     @property
     def has_own_cordon(self) -> bool:
