@@ -86,6 +86,31 @@ class NodeWriter:
             await _within(CHECK_TIMEOUT, self.refresh())
         self.check_ours(self.node)
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether the node, as last seen, carries this run's record."""
+        record = find_record(self.node).record
+        return record is not None and record.run == self.run
+
+    @property
+    def seen_at(self) -> float:
+        """When it was last seen."""
+        return self._seen_at
+
+    async def look_aside(self) -> None:
+        """Makes sure, in the middle of a long step, that the node is still this run's; what is seen vouches for nothing else.
+
+        Raises:
+            TakenOver: it is not. ClusterError: that cannot be told now.
+        """
+        try:
+            fresh = await _within(CHECK_TIMEOUT, self.cluster.node(self.node.name))
+        except NotFound as error:
+            raise TakenOver(f"the node {self.node.name} is gone from the cluster") from error
+        if fresh.uid != self.node.uid:
+            raise TakenOver(f"the node {self.node.name} was made anew while this run worked on it")
+        self.check_ours(fresh)
+
     async def refresh(self) -> NodeView:
         """Reads the node again.
 

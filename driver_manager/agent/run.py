@@ -43,6 +43,8 @@ STATUS_AFTER: Final = 2.0
 """A wait shorter than this is not written on the node."""
 STATUS_EVERY: Final = 10.0
 """Seconds at least between two writes of the status."""
+LOOK_ASIDE_EVERY: Final = 10.0
+"""Seconds in a long step after which a run makes sure that the node is still its own: the controller may take it for dead."""
 MARK_SECONDS: Final = 5.0
 """How long a run that a signal ends looks whether its mark of a host driver was written."""
 DEFAULT_GRACE: Final = 30.0
@@ -73,6 +75,8 @@ class Agent:
         self._on_failure: tuple[Step, ...] = (RestoreNode(),)
         self._stopped_at: float | None = None
         """When a signal came."""
+        self._lost: DriverManagerError | None = None
+        """Who has the node now, where that was seen in the middle of a step."""
         self._is_ending = False
         """Whether the node is being put back after a failure: a signal lets that go on as long as there is time."""
 
@@ -146,7 +150,7 @@ class Agent:
         except DriverManagerError as error:
             failure = error
         except asyncio.CancelledError:
-            failure = Interrupted("stopped by a signal", hint="the next run starts from the beginning")
+            failure = self._lost or Interrupted("stopped by a signal", hint="the next run starts from the beginning")
         except Exception as error:  # the loop's edge: a bug must not leave the node paused either
             logger.exception("a bug in driver-manager: please report it with these lines")
             failure = InvariantBroken(f"a bug in driver-manager: {type(error).__name__}: {error}", hint="report it with the log")
@@ -213,6 +217,9 @@ class Agent:
         assert executor is not None
         needs_watch = any(type(step).__name__ in _WATCHING for step in plan.steps)
         heartbeat = asyncio.ensure_future(self._heartbeat(executor))
+        task = asyncio.current_task()
+        assert task is not None
+        lookout = asyncio.ensure_future(self._look_out(executor, task))
         try:
             if needs_watch:
                 async with executor.tracker:
@@ -221,6 +228,7 @@ class Agent:
                 await self._each_step(plan, executor)
         finally:
             heartbeat.cancel()
+            lookout.cancel()
 
     async def _each_step(self, plan: Plan, executor: Executor) -> None:
         steps = deque(plan.steps)
@@ -307,6 +315,24 @@ class Agent:
             return ()
         pods = [executor.tracker.present[uid] for uid in executor.evictor.blocked if uid in executor.tracker.present]
         return executor.evictor.waiting(pods).blockers if pods else ()
+
+    async def _look_out(self, executor: Executor, steps: asyncio.Task[Any]) -> None:
+        """Ends the steps when another run has the node: a step may wait for long, and nothing in it would ask."""
+        looked_at = self.clock.now()
+        while True:
+            await self.clock.sleep(1.0)
+            now = self.clock.now()
+            if not executor.writer.is_ours or now - max(looked_at, executor.writer.seen_at) < LOOK_ASIDE_EVERY:
+                continue
+            looked_at = now
+            try:
+                await executor.writer.look_aside()
+            except TakenOver as error:
+                self._lost = error
+                steps.cancel()
+                return
+            except ClusterError as error:
+                logger.debug("whether the node is still this run's cannot be told", extra={"error": error.message})
 
     # Telling while waiting ------------------------------------------------------------------------------------------
 
