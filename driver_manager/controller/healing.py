@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 AFTER_ERROR: Final = 5.0
 """Seconds until a node is looked at again of which the API server told nothing."""
+SLACK: Final = 0.01
+"""Seconds by which a look may come early: reminders go by the time of day, which has not the same grain."""
 
 
 @dataclass(slots=True)
@@ -86,7 +88,7 @@ class Healer:
         watched = self._watched.get(name)
         if watched is not None and watched.uid == node.uid:
             rest = watched.due_at - self._clock.now()
-            if rest > 0:
+            if rest > SLACK:
                 self._remind(name, rest)
                 return None
         return self._look(node)
@@ -162,8 +164,9 @@ class Healer:
         new_run = self._clock.run_id()
         treatment = treat(patient, self._settings.settle_time, self._settings.heal_pause, new_run)
         if treatment.change is None:
-            watched.due_at = now + treatment.again_in
-            self._remind(name, treatment.again_in)
+            wait = max(treatment.again_in, 2 * SLACK)
+            watched.due_at = now + wait
+            self._remind(name, wait)
             return
         await self._write(node, treatment, watched, new_run)
 

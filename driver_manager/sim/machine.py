@@ -121,6 +121,7 @@ class Machine:
         self.name = name
         self._rng = rng
         self._now = now
+        self.on_boot: list[Callable[[], None]] = []
         self.boot_id = self._new_boot_id()
         self.kernel_release = "6.8.0-sim"
         self.modules: dict[str, Module] = {}
@@ -232,6 +233,8 @@ class Machine:
         self.has_pid_lock = False
         self.lock_holder = None
         self.changed.set()
+        for what in self.on_boot:
+            what()
 
     def _new_boot_id(self) -> str:
         return str(uuid.UUID(int=self._rng.getrandbits(128), version=4))

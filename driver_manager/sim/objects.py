@@ -127,6 +127,8 @@ class Node:
     is_ready: bool = True
     is_down: bool = False
     """Its kubelet does nothing."""
+    boot_id: str = ""
+    """Of its machine, as its kubelet reports it."""
 
     @property
     def allocatable(self) -> int:
@@ -144,6 +146,7 @@ class Node:
             unschedulable=self.unschedulable,
             taints=self.taints,
             is_ready=self.is_ready,
+            boot_id=self.boot_id,
             allocatable={GPU: self.allocatable} if self.gpus else {},
             capacity={GPU: self.gpus if self.counted is None else self.counted} if self.gpus else {},
         )

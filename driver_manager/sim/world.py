@@ -129,6 +129,8 @@ class World:
         if with_machine:
             machine = Machine(name, self.store.rng, self.store.timers.now)
             machine.gpus = gpus
+            node.boot_id = machine.boot_id
+            machine.on_boot.append(lambda: self._booted(name))
             self.kubelets.machines[name] = machine
         self.store.nodes[name] = node
         self.controllers.mark_cordon(node)
@@ -364,6 +366,12 @@ class World:
             self.controllers.daemon_sets.refused_creates[owner.ref] = reason
 
     # ---------------------------------------------------------------------------------------------------------------
+
+    def _booted(self, name: str) -> None:
+        """The kubelet reports the new boot."""
+        if (node := self.store.nodes.get(name)) is not None:
+            node.boot_id = self.machine(name).boot_id
+            self.store.node_written(node)
 
     def _settle_daemon_set(self, daemon_set: DaemonSet) -> None:
         for pod in self.controllers.daemon_sets.sync(daemon_set):
