@@ -184,6 +184,10 @@ LOOKING: Final = tuple(
 """Those that `status --all` has too: where to look."""
 
 
+CLEANING: Final = tuple(option for option in CONTROLLER_OPTIONS if option.field in ("lease_namespace", "lease_name", "heal_pause"))
+"""Those that `cleanup` has too."""
+
+
 @dataclass(frozen=True, slots=True)
 class FleetWords:
     """What is given, read but not yet made into settings."""

@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 
 from driver_manager.config import BOOL, OPTIONS, Effective, Given, Option, effective_settings, read_options
-from driver_manager.fleetconfig import CONTROLLER_OPTIONS, LOOKING, SHARED, FleetWords, read_words
+from driver_manager.fleetconfig import CLEANING, CONTROLLER_OPTIONS, LOOKING, SHARED, FleetWords, read_words
 
 _FLAGS: Final = {option.flag: option for option in (*OPTIONS, *CONTROLLER_OPTIONS) if option.flag}
 
@@ -49,6 +49,20 @@ def controller_options(function: Any) -> Any:
 def looking_options(function: Any) -> Any:
     """Adds the flags that tell where the controller and its fleet are."""
     return setting_options(function, LOOKING)
+
+
+def cleaning_options(function: Any) -> Any:
+    """Adds the flags that tell where the controller's Lease is, and how long an undo waits."""
+    return setting_options(function, CLEANING)
+
+
+def read_cleaning(given: Mapping[str, Sequence[str]], environment: Mapping[str, str]) -> Mapping[str, Any]:
+    """What is given for them: field -> value.
+
+    Raises:
+        ConfigError: for a bad value.
+    """
+    return read_options(CLEANING, _given(CLEANING, {}, given), environment)[0]
 
 
 def read_settings(group: Mapping[str, Sequence[str]], command: Mapping[str, Sequence[str]], environment: Mapping[str, str]) -> Effective:

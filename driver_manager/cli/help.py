@@ -23,6 +23,7 @@ _OF_COMMAND: Final = {
     "restore": (*_ALWAYS, "restore_timeout", "lock_timeout"),
     "demo": ("log_format", "log_level"),
     "status": (*_ALWAYS, "operator_namespace", "node_selector", "policy_file", "lease_namespace", "lease_name"),
+    "cleanup": ("kubeconfig", "operator_namespace", "lease_namespace", "lease_name", "heal_pause", "log_format", "log_level"),
     "controller": (
         *("kubeconfig", "operator_namespace", "policy_file", "node_selector", "cluster_max_unavailable", "lease_namespace", "listen"),
         *("log_format", "log_level"),

@@ -14,9 +14,11 @@ import click
 
 from driver_manager import __version__
 from driver_manager.cli.arguments import (
+    cleaning_options,
     controller_options,
     looking_options,
     normalised,
+    read_cleaning,
     read_controller_words,
     read_looking,
     read_settings,
@@ -164,6 +166,19 @@ def controller(context: click.Context, /, **given: Any) -> None:
     from driver_manager.cli.controller import run_controller
 
     context.exit(run_controller(read_controller_words(context.obj[_SETTINGS_KEY], given, os.environ)))
+
+
+@_command(
+    "cleanup",
+    _output,
+    click.option("--dry-run", is_flag=True, help="Only tell what would be done. Changes nothing."),
+    cleaning_options,
+)
+def cleanup(effective: Any, output: str, dry_run: bool, **where: Any) -> int:
+    """Take everything of ours off all nodes of the cluster, before this program is uninstalled; tell what is left, and why."""
+    from driver_manager.cli.cleanup import run_cleanup
+
+    return run_cleanup(effective, read_cleaning(where, os.environ), output, is_dry=dry_run)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -63,14 +63,14 @@ def remains_of(node: NodeView, *, is_state_ours: bool = True, kept_taint: Taint 
         kept_taint: one that belongs to a record that stays.
     """
     undo = _without_foreign_record(node)
-    undo = _and_then(undo, _without_rollout(_applied(node, undo.change), is_state_ours=is_state_ours))
-    rest = _applied(node, undo.change)
+    undo = and_then(undo, _without_rollout(applied(node, undo.change), is_state_ours=is_state_ours))
+    rest = applied(node, undo.change)
     ours = [taint for taint in rest.taints if OUR_TAINT.fullmatch(taint.value) and not _is_same(taint, kept_taint)]
     change = NodeChange(
         annotations={key: None for key in OURS if key in rest.annotations},
         taints=tuple(taint for taint in rest.taints if taint not in ours) if ours else None,
     )
-    return _and_then(undo, Undo(change))
+    return and_then(undo, Undo(change))
 
 
 def is_nothing(change: NodeChange) -> bool:
@@ -131,8 +131,8 @@ def _progress(text: str | None) -> tuple[Progress | None, str]:
         return None, str(error)
 
 
-def _and_then(first: Undo, later: Undo) -> Undo:
-    """Both, as one change; the later one wins."""
+def and_then(first: Undo, later: Undo) -> Undo:
+    """Both as one; where they speak of the same the later one counts."""
     change = NodeChange(
         labels={**first.change.labels, **later.change.labels},
         annotations={**first.change.annotations, **later.change.annotations},
@@ -142,7 +142,7 @@ def _and_then(first: Undo, later: Undo) -> Undo:
     return Undo(change, tuple(dict.fromkeys((*first.left_alone, *later.left_alone))))
 
 
-def _applied(node: NodeView, change: NodeChange) -> NodeView:
+def applied(node: NodeView, change: NodeChange) -> NodeView:
     """The node with a change."""
     return replace(
         node,

@@ -1,0 +1,279 @@
+"""Taking everything of ours off a cluster: `driver-manager cleanup`. What is done to a node is `core.cleanup`'s affair; here is the order.
+
+Un-park, let in who waited (`after_unpark`), take the records of dead agents over, wait, then one guarded change for each node, and at last
+what is not on nodes (`at_end`). It may be killed anywhere and begun again. While it works it holds the controllers' Lease, so that none
+begins to lead.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from driver_manager.controller.election import Election, LostLease
+from driver_manager.controller.settings import ControllerSettings
+from driver_manager.core.cleanup import NodeCleanup, clean, has_to_be_claimed, may_live, unpark
+from driver_manager.core.fleet import Kind, Listed
+from driver_manager.core.record import NodeChange, encode, find_record
+from driver_manager.core.remains import applied
+from driver_manager.core.snapshot import NodeView
+from driver_manager.errors import ClusterError, Conflict, NotFound, Refused, TakenOver, Unsettled
+from driver_manager.names import RECORD
+from driver_manager.ports import Clock, Fleet, NodePatch
+
+OPERATOR_LEASE: Final = "53822513.nvidia.com"
+"""Name of gpu-operator's own, in its namespace: while it is renewed, the state labels are gpu-operator's (decision 31)."""
+TRIES: Final = 5
+"""How often a node that others write meanwhile is looked at again."""
+AT_ONCE: Final = 8
+LOOK_EVERY: Final = 1.0
+MAX_NAMED: Final = 5
+
+Stage = Callable[[Fleet], Awaitable[Sequence[str]]]
+"""Something that is done for the whole cluster; gives what it left, and why."""
+
+
+@dataclass(slots=True)
+class Cleaned:
+    """What was done, or would be."""
+
+    done: dict[str, list[str]] = field(default_factory=dict)
+    """Node -> in words."""
+    left: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Node, or empty for the cluster -> what stays, and why."""
+
+
+class Cleanup:
+    """One cleaning of a cluster.
+
+    Args:
+        fleet: sees every node, whatever its labels.
+        clock: ours.
+        settings: where the Lease is, and the pause before an undo.
+        after_unpark: lets in what waits for nodes that are parked no more.
+        at_end: what is not on nodes: finalizers, then admission policies.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        clock: Clock,
+        settings: ControllerSettings,
+        after_unpark: Sequence[Stage] = (),
+        at_end: Sequence[Stage] = (),
+    ) -> None:
+        self._fleet, self._clock, self._settings = fleet, clock, settings
+        self._after_unpark, self._at_end = after_unpark, at_end
+        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._is_state_ours = True
+        self._election: Election | None = None
+
+    async def plan(self) -> Cleaned:
+        """What would be done. Changes nothing.
+
+        Raises:
+            Refused: a controller leads. TakenOver: an agent lives. ClusterError.
+        """
+        where = self._settings
+        leads, operator = await asyncio.gather(
+            self._holder(where.lease_namespace, where.lease_name), self._holder(where.operator_namespace, OPERATOR_LEASE)
+        )
+        if leads:
+            hint = f"end it first: kubectl scale -n {where.lease_namespace} deploy/driver-manager-controller --replicas=0"
+            raise Refused(f"a controller leads: {leads} renews the Lease {where.lease_namespace}/{where.lease_name}", hint=hint)
+        self._is_state_ours = not operator
+        nodes = await self._nodes()
+        await self._nobody_lives(nodes)
+        cleaned = Cleaned()
+        for node in nodes:
+            first = unpark(node)
+            parts = (first, clean(applied(node, first.change), is_state_ours=self._is_state_ours))
+            self._note(cleaned, node.name, parts)
+        return cleaned
+
+    async def run(self) -> Cleaned:
+        """Does it.
+
+        Raises:
+            Refused, TakenOver, ClusterError: as `plan`; nothing has been changed. Unsettled: others undo it as often as it is done.
+        """
+        planned = await self.plan()
+        await self._take_lease()
+        keeping = asyncio.ensure_future(self._keep_lease())
+        try:
+            work = asyncio.ensure_future(self._stages())
+            await asyncio.wait({keeping, work}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                work.cancel()
+                await asyncio.wait({work})
+                keeping.result()
+            left = work.result()
+        finally:
+            keeping.cancel()
+        await self._give_lease_back()
+        return replace(planned, left=left)
+
+    async def _stages(self) -> dict[str, tuple[str, ...]]:
+        cluster: list[str] = []
+        nodes = [node.name for node in await self._nodes()]
+        await self._each(nodes, lambda node: unpark(node).change)
+        for stage in self._after_unpark:
+            cluster += await stage(self._fleet)
+        claims: dict[str, str] = {}
+        await self._each(nodes, lambda node: self._claim(node, claims))
+        if claims:
+            await self._clock.sleep(self._settings.heal_pause)
+        await self._each(nodes, lambda node: self._cleaned(node, claims))
+        for stage in self._at_end:
+            cluster += await stage(self._fleet)
+        return await self._look(cluster)
+
+    def _claim(self, node: NodeView, claims: dict[str, str]) -> NodeChange:
+        """Takes a record over, so that an agent that lives after all stops before its next step (decision 36)."""
+        record = has_to_be_claimed(node)
+        if record is None or record.run == claims.get(node.name):
+            return NodeChange()
+        claims[node.name] = self._clock.run_id()
+        return NodeChange(annotations={RECORD: encode(replace(record, run=claims[node.name]))})
+
+    def _cleaned(self, node: NodeView, claims: dict[str, str]) -> NodeChange:
+        record = has_to_be_claimed(node)
+        if record is not None and record.run != claims.get(node.name):
+            raise TakenOver(f"node {node.name}: run {record.run} has begun there meanwhile", hint="begin again when it has ended")
+        return clean(node, is_state_ours=self._is_state_ours).change
+
+    async def _look(self, cluster: Iterable[str]) -> dict[str, tuple[str, ...]]:
+        """What is left, by a fresh read (R4)."""
+        left: dict[str, tuple[str, ...]] = {"": tuple(cluster)} if cluster else {}
+        again = []
+        for node in await self._nodes():
+            rest = clean(node, is_state_ours=self._is_state_ours)
+            if not (rest.is_nothing and unpark(node).is_nothing) and not _is_only_rest(node, rest):
+                again.append(node.name)
+            if rest.left:
+                left[node.name] = rest.left
+        if again:
+            raise Unsettled(f"somebody has written again to {_some(again)}", hint="find out who works there, and begin again")
+        return left
+
+    # Looking --------------------------------------------------------------------------------------------------------
+
+    async def _nodes(self) -> list[NodeView]:
+        """All nodes of the cluster."""
+        events = self._fleet.follow(Kind.NODES)
+        event = await anext(aiter(events))
+        if isinstance(events, AsyncGenerator):
+            await events.aclose()
+        assert isinstance(event, Listed)
+        return sorted((item for item in event.items if isinstance(item, NodeView)), key=lambda node: node.name)
+
+    async def _nobody_lives(self, nodes: Iterable[NodeView]) -> None:
+        async def why(node: NodeView) -> str:
+            async with self._slots:
+                return may_live(node, (await self._fleet.pods_on(node.name)).items)
+
+        with_record = [node for node in nodes if find_record(node).record is not None]
+        reasons = await asyncio.gather(*(why(node) for node in with_record))
+        alive = [f"{node.name}: {reason}" for node, reason in zip(with_record, reasons, strict=True) if reason]
+        if alive:
+            raise TakenOver(f"an agent may be at work on {_some(alive)}", hint="let it end, or delete its pod for good, and begin again")
+
+    async def _holder(self, namespace: str, name: str) -> str:
+        """Who renews a Lease; empty for nobody. Clocks of two machines are not compared, so this takes the Lease's duration."""
+        lease = await self._fleet.lease(namespace, name)
+        if not lease.holder:
+            return ""
+        until = self._clock.now() + lease.duration_seconds + LOOK_EVERY
+        while self._clock.now() < until:
+            await self._clock.sleep(LOOK_EVERY)
+            again = await self._fleet.lease(namespace, name)
+            if (again.holder, again.renewed) != (lease.holder, lease.renewed):
+                return again.holder
+        return ""
+
+    def _note(self, cleaned: Cleaned, name: str, parts: Sequence[NodeCleanup]) -> None:
+        if done := [word for part in parts for word in part.done]:
+            cleaned.done[name] = done
+        if left := tuple(word for part in parts for word in part.left):
+            cleaned.left[name] = left
+
+    # Writing --------------------------------------------------------------------------------------------------------
+
+    async def _each(self, names: Sequence[str], change: Callable[[NodeView], NodeChange]) -> None:
+        await asyncio.gather(*(self._write(name, change) for name in names))
+
+    async def _write(self, name: str, change: Callable[[NodeView], NodeChange]) -> None:
+        """One guarded write of a node; nothing where nothing is to be changed."""
+        for _ in range(TRIES):
+            try:
+                async with self._slots:
+                    node = await self._fleet.node(name)
+                    wanted = change(node)
+                    if NodeCleanup(wanted).is_nothing or _is_only_rest(node, NodeCleanup(wanted)):
+                        return
+                    self._still_alone()
+                    await self._fleet.patch_node(_patch(node, wanted))
+                    return
+            except Conflict:
+                continue
+            except NotFound:
+                return
+        raise Unsettled(f"the node {name} does not stand still for one write", hint="find out who writes this node all the time")
+
+    # The Lease ------------------------------------------------------------------------------------------------------
+
+    async def _take_lease(self) -> None:
+        where = self._settings
+        lease = await self._fleet.lease(where.lease_namespace, where.lease_name)
+        if not lease.resource_version:
+            return  # no controller has ever led from there, and none is made for this
+        election = Election(self._fleet, self._clock, where)
+        try:
+            async with asyncio.timeout(lease.duration_seconds + 3 * where.retry_period):
+                await election.win()
+        except TimeoutError as error:
+            hint = "end the controller first; the account has to be allowed to update the Lease"
+            raise Refused(f"the Lease {where.lease_namespace}/{where.lease_name} could not be taken", hint=hint) from error
+        self._election = election
+
+    async def _keep_lease(self) -> None:
+        if self._election is None:
+            await asyncio.Event().wait()
+            return
+        try:
+            await self._election.keep()
+        except LostLease as error:
+            raise TakenOver(f"the Lease is lost: {error}", hint="end the controller, and begin again") from error
+
+    def _still_alone(self) -> None:
+        if self._election is not None and not self._election.still_leading():
+            raise TakenOver("the Lease could not be renewed", hint="begin again")
+
+    async def _give_lease_back(self) -> None:
+        if self._election is not None:
+            with suppress(ClusterError):
+                await self._election.resign()
+
+
+def _is_only_rest(node: NodeView, cleanup: NodeCleanup) -> bool:
+    """Whether a record is already down to what only the node itself can undo."""
+    change = cleanup.change
+    is_more = change.labels or change.unschedulable is not None or change.taints is not None or set(change.annotations) - {RECORD}
+    return not is_more and change.annotations.get(RECORD) == node.annotations.get(RECORD)
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return "; ".join(names[:MAX_NAMED]) + more
+
+
+def _patch(node: NodeView, change: NodeChange) -> NodePatch:
+    return NodePatch(
+        name=node.name,
+        resource_version=node.resource_version,
+        labels=change.labels,
+        annotations=change.annotations,
+        unschedulable=change.unschedulable,
+        taints=change.taints,
+    )
