@@ -76,13 +76,17 @@ class Cleanup:
             Refused: a controller leads. TakenOver: an agent lives. ClusterError.
         """
         where = self._settings
-        leads, operator = await asyncio.gather(
-            self._holder(where.lease_namespace, where.lease_name), self._holder(where.operator_namespace, OPERATOR_LEASE)
-        )
-        if leads:
-            hint = f"end it first: kubectl scale -n {where.lease_namespace} deploy/driver-manager-controller --replicas=0"
-            raise Refused(f"a controller leads: {leads} renews the Lease {where.lease_namespace}/{where.lease_name}", hint=hint)
-        self._is_state_ours = not operator
+        if leads := await self._holder(where.lease_namespace, where.lease_name):
+            raise self._refused(leads)
+        return await self._planned()
+
+    def _refused(self, leads: str) -> Refused:
+        where = self._settings
+        hint = f"end it first: kubectl scale -n {where.lease_namespace} deploy/driver-manager-controller --replicas=0"
+        return Refused(f"a controller leads: {leads} renews the Lease {where.lease_namespace}/{where.lease_name}", hint=hint)
+
+    async def _planned(self) -> Cleaned:
+        self._is_state_ours = not await self._holder(self._settings.operator_namespace, OPERATOR_LEASE)
         nodes = await self._nodes()
         await self._nobody_lives(nodes)
         cleaned = Cleaned()
@@ -98,21 +102,23 @@ class Cleanup:
         Raises:
             Refused, TakenOver, ClusterError: as `plan`; nothing has been changed. Unsettled: others undo it as often as it is done.
         """
-        planned = await self.plan()
         await self._take_lease()
         keeping = asyncio.ensure_future(self._keep_lease())
+        work = asyncio.ensure_future(self._work())
         try:
-            work = asyncio.ensure_future(self._stages())
             await asyncio.wait({keeping, work}, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
-                work.cancel()
-                await asyncio.wait({work})
                 keeping.result()
-            left = work.result()
+            return work.result()
         finally:
-            keeping.cancel()
-        await self._give_lease_back()
-        return replace(planned, left=left)
+            for task in (work, keeping):
+                task.cancel()
+            await asyncio.wait({work, keeping})
+            await self._give_lease_back()
+
+    async def _work(self) -> Cleaned:
+        planned = await self._planned()
+        return replace(planned, left=await self._stages())
 
     async def _stages(self) -> dict[str, tuple[str, ...]]:
         cluster: list[str] = []
@@ -233,7 +239,10 @@ class Cleanup:
             async with asyncio.timeout(lease.duration_seconds + 3 * where.retry_period):
                 await election.win()
         except TimeoutError as error:
-            hint = "end the controller first; the account has to be allowed to update the Lease"
+            again = await self._fleet.lease(where.lease_namespace, where.lease_name)
+            if (again.holder, again.renewed) != (lease.holder, lease.renewed):
+                raise self._refused(again.holder) from error
+            hint = "the account has to be allowed to update it"
             raise Refused(f"the Lease {where.lease_namespace}/{where.lease_name} could not be taken", hint=hint) from error
         self._election = election
 
