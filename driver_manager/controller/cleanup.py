@@ -1,12 +1,12 @@
 """Taking everything of ours off a cluster: `driver-manager cleanup`. What is done to a node is `core.cleanup`'s affair; here is the order.
 
-Un-park, let in who waited (`after_unpark`), take the records of dead agents over, wait, then one guarded change for each node, and at last
-what is not on nodes (`at_end`). It may be killed anywhere and begun again. While it works it holds the controllers' Lease, so that none
-begins to lead.
+Un-park, let in who was kept off, take the records of dead agents over, wait, then one guarded change for each node. It may be killed
+anywhere and begun again. While it works it holds the controllers' Lease, so that none begins to lead. What is not on nodes (admission
+policies, the controller itself) is made by manifests and goes with them: it is named at the end, when nobody needs it any more.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -14,10 +14,10 @@ from typing import Final
 from driver_manager.controller.election import Election, LostLease
 from driver_manager.controller.settings import ControllerSettings
 from driver_manager.core.cleanup import NodeCleanup, clean, has_to_be_claimed, may_live, unpark
-from driver_manager.core.fleet import Kind, Listed
+from driver_manager.core.fleet import FleetPod, Kind, Listed
 from driver_manager.core.record import NodeChange, encode, find_record
 from driver_manager.core.remains import applied
-from driver_manager.core.snapshot import NodeView
+from driver_manager.core.snapshot import NodeView, PodView
 from driver_manager.errors import ClusterError, Conflict, NotFound, Refused, TakenOver, Unsettled
 from driver_manager.names import RECORD
 from driver_manager.ports import Clock, Fleet, NodePatch
@@ -29,9 +29,8 @@ TRIES: Final = 5
 AT_ONCE: Final = 8
 LOOK_EVERY: Final = 1.0
 MAX_NAMED: Final = 5
-
-Stage = Callable[[Fleet], Awaitable[Sequence[str]]]
-"""Something that is done for the whole cluster; gives what it left, and why."""
+LET_IN_SECONDS: Final = 60.0
+"""For so long gated pods of nodes that are parked no more are evicted, until none is left."""
 
 
 @dataclass(slots=True)
@@ -51,20 +50,10 @@ class Cleanup:
         fleet: sees every node, whatever its labels.
         clock: ours.
         settings: where the Lease is, and the pause before an undo.
-        after_unpark: lets in what waits for nodes that are parked no more.
-        at_end: what is not on nodes: finalizers, then admission policies.
     """
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        clock: Clock,
-        settings: ControllerSettings,
-        after_unpark: Sequence[Stage] = (),
-        at_end: Sequence[Stage] = (),
-    ) -> None:
+    def __init__(self, fleet: Fleet, clock: Clock, settings: ControllerSettings) -> None:
         self._fleet, self._clock, self._settings = fleet, clock, settings
-        self._after_unpark, self._at_end = after_unpark, at_end
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._is_state_ours = True
         self._election: Election | None = None
@@ -90,6 +79,8 @@ class Cleanup:
         nodes = await self._nodes()
         await self._nobody_lives(nodes)
         cleaned = Cleaned()
+        if cluster := tuple(await self._cluster()):
+            cleaned.left[""] = cluster
         for node in nodes:
             first = unpark(node)
             parts = (first, clean(applied(node, first.change), is_state_ours=self._is_state_ours))
@@ -121,19 +112,46 @@ class Cleanup:
         return replace(planned, left=await self._stages())
 
     async def _stages(self) -> dict[str, tuple[str, ...]]:
-        cluster: list[str] = []
         nodes = [node.name for node in await self._nodes()]
         await self._each(nodes, lambda node: unpark(node).change)
-        for stage in self._after_unpark:
-            cluster += await stage(self._fleet)
+        await self._let_in()
         claims: dict[str, str] = {}
         await self._each(nodes, lambda node: self._claim(node, claims))
         if claims:
             await self._clock.sleep(self._settings.heal_pause)
         await self._each(nodes, lambda node: self._cleaned(node, claims))
-        for stage in self._at_end:
-            cluster += await stage(self._fleet)
-        return await self._look(cluster)
+        return await self._look()
+
+    async def _let_in(self) -> None:
+        """Evicts the pods that were kept off, now that no node is parked: their successors are let in (decision 44).
+
+        Raises:
+            Unsettled: some are still there.
+        """
+        until = self._clock.now() + LET_IN_SECONDS
+        while pods := await self._gated():
+            if self._clock.now() > until:
+                hint = "look why they are not let in: the admission policies of deploy/parking, and who parks"
+                raise Unsettled(f"pods are still kept off: {_some([pod.ref for pod in pods])}", hint=hint)
+            for pod in pods:
+                self._still_alone()
+                with suppress(NotFound, Conflict):
+                    await self._fleet.evict(PodView(namespace=pod.namespace, name=pod.name, uid=pod.uid))
+            await self._clock.sleep(LOOK_EVERY)
+
+    async def _gated(self) -> list[FleetPod]:
+        pods = await self._listed(Kind.GATED_PODS)
+        return [pod for pod in pods if isinstance(pod, FleetPod) and pod.is_gated and not pod.is_terminating]
+
+    async def _cluster(self) -> list[str]:
+        """What is ours and not on nodes."""
+        left = []
+        if await self._fleet.has_parking_policy():
+            left.append("the admission policies of deploy/parking, which now keep nobody off: kubectl delete -f deploy/parking")
+        lease = await self._fleet.lease(self._settings.lease_namespace, self._settings.lease_name)
+        if lease.resource_version:
+            left.append(f"the Lease {lease.namespace}/{lease.name}, and all of deploy/controller: kubectl delete -f deploy/controller")
+        return left
 
     def _claim(self, node: NodeView, claims: dict[str, str]) -> NodeChange:
         """Takes a record over, so that an agent that lives after all stops before its next step (decision 36)."""
@@ -149,9 +167,10 @@ class Cleanup:
             raise TakenOver(f"node {node.name}: run {record.run} has begun there meanwhile", hint="begin again when it has ended")
         return clean(node, is_state_ours=self._is_state_ours).change
 
-    async def _look(self, cluster: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    async def _look(self) -> dict[str, tuple[str, ...]]:
         """What is left, by a fresh read (R4)."""
-        left: dict[str, tuple[str, ...]] = {"": tuple(cluster)} if cluster else {}
+        cluster = tuple(await self._cluster())
+        left = {"": cluster} if cluster else {}
         again = []
         for node in await self._nodes():
             rest = clean(node, is_state_ours=self._is_state_ours)
@@ -167,12 +186,15 @@ class Cleanup:
 
     async def _nodes(self) -> list[NodeView]:
         """All nodes of the cluster."""
-        events = self._fleet.follow(Kind.NODES)
+        items = await self._listed(Kind.NODES)
+        return sorted((item for item in items if isinstance(item, NodeView)), key=lambda node: node.name)
+
+    async def _listed(self, kind: Kind) -> Sequence[object]:
+        events = self._fleet.follow(kind)
         event = await anext(aiter(events))
         if isinstance(events, AsyncGenerator):
             await events.aclose()
-        assert isinstance(event, Listed)
-        return sorted((item for item in event.items if isinstance(item, NodeView)), key=lambda node: node.name)
+        return event.items if isinstance(event, Listed) else ()
 
     async def _nobody_lives(self, nodes: Iterable[NodeView]) -> None:
         async def why(node: NodeView) -> str:

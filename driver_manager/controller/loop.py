@@ -15,11 +15,11 @@ import msgspec
 
 from driver_manager.controller.cache import Cache
 from driver_manager.controller.election import Election, read_grants, written_grants
+from driver_manager.controller.healing import Healer
 from driver_manager.controller.maintenance import Maintenance
 from driver_manager.controller.parking import Parking
 from driver_manager.controller.reminders import Reminders
 from driver_manager.controller.role import RoleWatch
-from driver_manager.controller.healing import Healer
 from driver_manager.controller.settings import ControllerSettings
 from driver_manager.controller.sight import progress_of, situation_of
 from driver_manager.controller.telling import Telling

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
+from driver_manager.core.hold import ROLLOUT_RUN
+from driver_manager.core.parking import taken_off
 from driver_manager.core.record import BadRecord, NodeChange, Record, Undo, decode, undo_record
 from driver_manager.core.rollout_record import BadProgress, Progress
 from driver_manager.core.rollout_record import decode as decode_progress
@@ -18,6 +20,7 @@ from driver_manager.core.snapshot import NodeView, Taint
 from driver_manager.names import (
     ACCEPT,
     KEEP_CORDON,
+    PAUSED,
     RECORD,
     ROLLOUT,
     SAFE_LOAD,
@@ -27,8 +30,8 @@ from driver_manager.names import (
     UPGRADE_STATE,
 )
 
-OUR_TAINT: Final = re.compile(re.escape(TAINT_VALUE_PREFIX) + "[a-z0-9]{10}")
-"""A run id and nothing else: what is left of a run whose record is gone is known by its value alone."""
+OUR_TAINT: Final = re.compile(re.escape(TAINT_VALUE_PREFIX) + f"([a-z0-9]{{10}}|{ROLLOUT_RUN})")
+"""A run id, or the controller's word, and nothing else: what is left of a run whose record is gone is known by its value alone."""
 OURS: Final = (STATUS, ACCEPT)
 """Annotations of ours that mean nothing where no driver is wanted."""
 OF_AN_UPGRADE: Final = (*NVIDIAS, UPGRADE_REQUESTED, SAFE_LOAD)
@@ -99,8 +102,8 @@ def _without_rollout(node: NodeView, *, is_state_ours: bool) -> Undo:
     """The controller's half: record, own cordon, state, and what goes with the state."""
     label, text = node.labels.get(UPGRADE_STATE), node.annotations.get(ROLLOUT)
     left: list[str] = []
-    labels: dict[str, None] = {}
-    gone: dict[str, None] = {}
+    labels: dict[str, str | None] = {}
+    gone: dict[str, str | None] = {}
     progress, bad = _progress(text)
     if bad:
         left.append(f"the annotation {ROLLOUT} cannot be used ({bad}): take it off")
@@ -121,7 +124,32 @@ def _without_rollout(node: NodeView, *, is_state_ours: bool) -> Undo:
             left.append(f"the cordon stays: the annotation {KEEP_CORDON} asks for it")
         else:
             unschedulable = False
-    return Undo(NodeChange(labels=labels, annotations=gone, unschedulable=unschedulable), tuple(left))
+    held = taken_off(node, progress)
+    return Undo(
+        NodeChange(
+            labels={**_there(held.labels, node.labels), **labels},
+            annotations={**_there(held.annotations, node.annotations), **gone},
+            unschedulable=unschedulable,
+            taints=held.taints,
+        ),
+        (*left, *_changed(progress, node)),
+    )
+
+
+def _there(change: Mapping[str, str | None], now: Mapping[str, str]) -> dict[str, str | None]:
+    """What of a change is none yet."""
+    return {key: value for key, value in change.items() if now.get(key) != value}
+
+
+def _changed(progress: Progress | None, node: NodeView) -> list[str]:
+    """Labels that the controller had paused and somebody else has changed since."""
+    paused = progress.paused if progress is not None else {}
+    values = ((key, before, node.labels.get(key)) for key, before in paused.items())
+    return [
+        f"label {key} is {now!r} now, it was {before!r} before: somebody else changed it"
+        for key, before, now in values
+        if now not in (PAUSED, before)
+    ]
 
 
 def _progress(text: str | None) -> tuple[Progress | None, str]:

@@ -27,6 +27,7 @@ from driver_manager.sim.feeds import Scope
 from driver_manager.sim.fleetworld import NAMESPACE, OWN_NAMESPACE, VALIDATOR_LABEL, FleetWorld
 from driver_manager.sim.objects import PodSpec
 from driver_manager.sim.world import AgentLife
+from tests.controller.rollouts import add_exporter
 
 STATES, SHARDS = 200, 20
 SETTINGS = ControllerSettings(identity="cleanup", lease_namespace=OWN_NAMESPACE, operator_namespace=NAMESPACE)
@@ -51,6 +52,8 @@ async def left_somewhere(seed: int) -> Left:
     rng = random.Random(seed)
     world = FleetWorld(seed, nodes=rng.randint(2, 5), policy={"autoUpgrade": True, "maxParallelUpgrades": 2, "maxUnavailable": "100%"})
     left = Left(world)
+    if rng.random() < 0.5:
+        add_exporter(world, rng.choice(("gate", "deny", "gate deny")))
     for name, node in world.store.nodes.items():
         node.boot_id = f"boot-{name}"
         if rng.random() < 0.15:
@@ -143,6 +146,8 @@ def check_clean(left: Left, got: Cleaned, seed: int) -> None:
         assert node.labels == {key: value for key, value in left.labels[name].items() if key != names.UPGRADE_STATE}, where
         assert node.unschedulable >= (name in left.cordoned), where
         assert not node.unschedulable or "cordon" in said, where
+    gated = [pod.name for pod in left.world.store.pods.values() if pod.gates]
+    assert gated == [], f"seed {seed}: {gated}"
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))

@@ -120,14 +120,17 @@ def test_stopped_services_stay_on_the_record() -> None:
 
 def in_flow(state: State, *, is_cordoned: bool = True, uid: str = "uid-n") -> NodeView:
     """A node of a roll-out that was begun."""
-    annotations = {names.ROLLOUT: written(Progress(node=uid, state=state.value, is_cordoned=is_cordoned))}
+    held: dict[str, Any] = {"parked": ["monitoring/exporter"], "paused": {LABEL: "true"}, "taint": names.KEEP_OFF_TAINT}
+    annotations = {names.ROLLOUT: written(Progress(node=uid, state=state.value, is_cordoned=is_cordoned, **held))}
+    annotations[names.PARKED] = "monitoring/exporter"
     annotations |= dict.fromkeys((*OF_AN_UPGRADE, *OURS), "true")
-    return replace(CLEAN, labels={**CLEAN.labels, names.UPGRADE_STATE: state.value}, annotations=annotations, unschedulable=True)
+    labels = {**CLEAN.labels, LABEL: names.PAUSED, names.PARKED: "true", names.UPGRADE_STATE: state.value}
+    return replace(CLEAN, labels=labels, annotations=annotations, unschedulable=True, taints=(Taint(names.KEEP_OFF_TAINT, "dm-rollout"),))
 
 
 @pytest.mark.parametrize("state", [state for state in State if state is not State.UNKNOWN])
 def test_n49_what_is_left_of_an_upgrade_goes(state: State) -> None:
-    """N49: from every state, where no driver DaemonSet matches any more: label, helper annotations and own cordon go in one write."""
+    """N49: from every state, where no driver DaemonSet matches any more: everything of ours goes in one write."""
     node = in_flow(state)
     change = treat(Patient(node=node, alone_for=SETTLE), SETTLE, PAUSE, "x").change
     assert change is not None
