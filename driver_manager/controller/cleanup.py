@@ -19,11 +19,9 @@ from driver_manager.core.record import NodeChange, encode, find_record
 from driver_manager.core.remains import applied
 from driver_manager.core.snapshot import NodeView, PodView
 from driver_manager.errors import ClusterError, Conflict, NotFound, Refused, TakenOver, Unsettled
-from driver_manager.names import RECORD
+from driver_manager.names import OPERATOR_LEASE, RECORD
 from driver_manager.ports import Clock, Fleet, NodePatch
 
-OPERATOR_LEASE: Final = "53822513.nvidia.com"
-"""Name of gpu-operator's own, in its namespace: while it is renewed, the state labels are gpu-operator's (decision 31)."""
 TRIES: Final = 5
 """How often a node that others write meanwhile is looked at again."""
 AT_ONCE: Final = 8

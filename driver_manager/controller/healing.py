@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from driver_manager.controller.cache import Cache
 from driver_manager.controller.election import Election
+from driver_manager.controller.role import RoleWatch
 from driver_manager.controller.settings import ControllerSettings
 from driver_manager.controller.telling import Telling
 from driver_manager.core.healing import Patient, Treatment, Why, driver_pods, driver_sets, holds, living, treat
@@ -51,6 +52,7 @@ class Healer:
         election: nothing is written without the Lease.
         telling: tells people.
         cache: what is known.
+        role: whether the state labels are ours to take off (decision 31).
         remind: has a node considered again, so many seconds from now.
     """
 
@@ -62,12 +64,11 @@ class Healer:
         election: Election,
         telling: Telling,
         cache: Cache,
+        role: RoleWatch,
         remind: Callable[[str, float], None],
     ) -> None:
         self._fleet, self._clock, self._settings = fleet, clock, settings
-        self._election, self._telling, self._cache, self._remind = election, telling, cache, remind
-        self.is_state_ours = True
-        """Whether the state labels are ours to take off; not beside a gpu-operator that leads (decision 31)."""
+        self._election, self._telling, self._cache, self._role, self._remind = election, telling, cache, role, remind
         self.reported: dict[str, Treatment] = {}
         """Node -> what only a person can mend there."""
         self._watched: dict[str, _Watched] = {}
@@ -122,7 +123,7 @@ class Healer:
     def _patient(self, node: NodeView, **seen: Any) -> Patient:
         """A node as the cache has it, with what was seen besides."""
         sets, drivers = driver_sets(node, self._cache.sets.values()), tuple(pod.ref for pod in self._cache.drivers_on(node.name))
-        return Patient(node=node, sets=sets, is_state_ours=self.is_state_ours, **{"drivers": drivers, **seen})
+        return Patient(node=node, sets=sets, is_state_ours=self._role.is_leading, **{"drivers": drivers, **seen})
 
     # Looking --------------------------------------------------------------------------------------------------------
 

@@ -77,7 +77,7 @@ class Controller:
         self.cache = Cache(self._policies_changed)
         self.parking = Parking(fleet, clock, settings, election, self.cache)
         self.role = RoleWatch(fleet, clock, settings, self._role_changed)
-        self.healer = Healer(fleet, clock, settings, election, telling, self.cache, self._remind_in)
+        self.healer = Healer(fleet, clock, settings, election, telling, self.cache, self.role, self._remind_in)
         self.tally = Tally()
         self.groups = Groups()
         self.stays: dict[str, Stay] = {}

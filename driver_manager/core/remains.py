@@ -26,6 +26,7 @@ from driver_manager.names import (
     SAFE_LOAD,
     STATUS,
     TAINT_VALUE_PREFIX,
+    UPGRADE_ENABLED,
     UPGRADE_REQUESTED,
     UPGRADE_STATE,
 )
@@ -34,7 +35,7 @@ OUR_TAINT: Final = re.compile(re.escape(TAINT_VALUE_PREFIX) + f"([a-z0-9]{{10}}|
 """A run id, or the controller's word, and nothing else: what is left of a run whose record is gone is known by its value alone."""
 OURS: Final = (STATUS, ACCEPT)
 """Annotations of ours that mean nothing where no driver is wanted."""
-OF_AN_UPGRADE: Final = (*NVIDIAS, UPGRADE_REQUESTED, SAFE_LOAD)
+OF_AN_UPGRADE: Final = (*NVIDIAS, UPGRADE_REQUESTED, UPGRADE_ENABLED, SAFE_LOAD)
 """Those of NVIDIA's names; they go together with the state label."""
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from driver_manager import names
-from driver_manager.controller.cleanup import OPERATOR_LEASE, Cleaned, Cleanup
+from driver_manager.controller.cleanup import Cleaned, Cleanup
 from driver_manager.controller.run import Replica
 from driver_manager.controller.settings import ControllerSettings
 from driver_manager.core.fleet import LeaseView
@@ -254,7 +254,7 @@ def test_beside_a_gpu_operator() -> None:
         fleet = world.client(world.add_account("gpu-operator", EVERYTHING))
 
         async def renew() -> None:
-            lease = LeaseView(namespace=NAMESPACE, name=OPERATOR_LEASE, holder="gpu-operator-1")
+            lease = LeaseView(namespace=NAMESPACE, name=names.OPERATOR_LEASE, holder="gpu-operator-1")
             while True:
                 lease = await fleet.write_lease(replace(lease, renewed=f"{asyncio.get_running_loop().time():.6f}"))
                 await asyncio.sleep(2)
