@@ -90,6 +90,8 @@ class Controller:
         self._wake = asyncio.Event()
         election.on_edit = self._wake.set
         self._writing: set[str] = set()
+        self._marking: set[str] = set()
+        """Nodes that are being written to be in upgrade-required: nobody is begun before they are in the queue too."""
         self._starting: set[str] = set()
         """Nodes whose turn it is, and whose pods are looked at before it is granted."""
         self._granted: set[str] = set()
@@ -276,6 +278,8 @@ class Controller:
         decision = self._decided(situation)
         if decision.change:
             self._writing.add(name)
+            if decision.moves and decision.moves[-1].after is State.REQUIRED:
+                self._marking.add(name)
             self._asked += 1
             self._request(self._write(node, situation, decision))
             return
@@ -452,6 +456,7 @@ class Controller:
             await self._read_again(name)
         finally:
             self._writing.discard(name)
+            self._marking.discard(name)
             self._mark((name,))
 
     async def _patch(self, patch: NodePatch, *, is_ours: bool) -> NodeView | None:
@@ -501,7 +506,9 @@ class Controller:
             self._spawn(self._begin(inherited))
 
     def _start_nodes(self) -> None:
-        """Finds out whose turn it is."""
+        """Finds out whose turn it is, once all that have to wait are in the queue: the first written need not be the first in order."""
+        if self._marking:
+            return
         chosen: list[str] = []
         waiting: dict[str, str] = {}
         for group, sums in list(self.tally.groups().items()):
