@@ -8,17 +8,19 @@ import json
 import logging
 from collections.abc import Coroutine, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
 
 from driver_manager.controller.cache import Cache
-from driver_manager.controller.election import Election, read_grants, written_grants
+from driver_manager.controller.election import Election
+from driver_manager.controller.grants import Grants
 from driver_manager.controller.healing import Healer
 from driver_manager.controller.maintenance import Maintenance
 from driver_manager.controller.parking import Parking
 from driver_manager.controller.reminders import Reminders
+from driver_manager.controller.restarts import Restarts
 from driver_manager.controller.role import RoleWatch
 from driver_manager.controller.settings import ControllerSettings
 from driver_manager.controller.sight import progress_of, situation_of
@@ -39,32 +41,20 @@ from driver_manager.core.rollout_states import BEFORE_RESTART, Because, State, s
 from driver_manager.core.situation import Decision, Situation, Stay, Turn, Work
 from driver_manager.core.snapshot import ChangeKind, NodeView
 from driver_manager.errors import ClusterError, Conflict, NotFound
-from driver_manager.names import GRANTS, PAUSED_ROLLOUT, ROLE, ROLLOUT, UPGRADE_STATE, WAITING
+from driver_manager.names import PAUSED_ROLLOUT, ROLE, ROLLOUT, UPGRADE_STATE, WAITING
 from driver_manager.ports import Clock, Fleet, NodePatch
 
 logger = logging.getLogger(__name__)
 
 WRITES_AT_ONCE: Final = 16
 """While so many have no answer, nothing is decided that might have to wait for its write and be old by then."""
-DELETE_AGAIN: Final = 10.0
-"""Seconds after which a driver pod that should be on its way, and does not show it, is deleted again."""
 AFTER_ERROR: Final = 2.0
 """Seconds until a node is tried again whose write got no answer."""
+AFTER_BUG: Final = 30.0
+"""Seconds until a node is tried again about which a decision failed."""
 DECISIONS_AT_ONCE: Final = 100
 HEARTBEAT: Final = 10.0
 """The loop comes round so often though nothing changes: `/healthz` asks when it last did."""
-FIRST_LOOK_AGAIN: Final = 30.0
-LONGEST_LOOK_AGAIN: Final = 300.0
-"""Seconds until a node with a pod that may not go is looked at again; doubling."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why a node was not begun when it was its turn."""
-
-    sentence: str
-    again_at: float
-    pause: float
 
 
 class Controller:
@@ -92,16 +82,10 @@ class Controller:
         self._writing: set[str] = set()
         self._marking: set[str] = set()
         """Nodes that are being written to be in upgrade-required: nobody is begun before they are in the queue too."""
-        self._starting: set[str] = set()
-        """Nodes whose turn it is, and whose pods are looked at before it is granted."""
-        self._granted: set[str] = set()
-        self._inherited: set[str] = set()
-        """Nodes that a predecessor was granted and that do not show it: a late write of it may still come."""
-        self._refused: dict[str, Refusal] = {}
+        self._grants = Grants(clock, election)
         self._maintenance = Maintenance(fleet, self.cache, settings.maintenance)
         self._workers = Workers(self._worker, self._spawn)
-        self._deleted: dict[str, tuple[str, float]] = {}
-        """Node -> uid of the driver pod whose deletion was asked for, and when it is asked for again."""
+        self._restarts = Restarts(fleet, clock, may=self._may_restart, told=self._restarted, remind=self._remind, request=self._request)
         self._asked = 0
         """Writes of nodes that have no answer yet."""
         self._under_way: set[asyncio.Task[None]] = set()
@@ -263,7 +247,7 @@ class Controller:
         except Exception:
             logger.exception("a decision failed: a bug", extra={"node": name})
             self._telling.bug(name)
-            self._remind(name, self._clock.epoch() + FIRST_LOOK_AGAIN)
+            self._remind(name, self._clock.epoch() + AFTER_BUG)
 
     def _consider(self, name: str) -> None:
         node = self.cache.nodes.get(name)
@@ -283,7 +267,7 @@ class Controller:
             self._asked += 1
             self._request(self._write(node, situation, decision))
             return
-        if name in self._granted:  # it cannot be begun after all, and no write of ours is under way
+        if name in self._grants.granted:  # it cannot be begun after all, and no write of ours is under way
             self._let_go(name)
             self._mark((name,))
         elif decision.rest is not None:
@@ -308,15 +292,12 @@ class Controller:
         decision = with_mark(situation, decide(situation)) if self.role.leads(situation) else follow(situation)
         return replace(decision, rest=with_report(situation, decision.rest))
 
-    def _leads(self, name: str) -> bool:
-        node = self.cache.nodes.get(name)
-        return node is not None and self.role.leads(self.situation(node))
-
     def _forget(self, name: str) -> None:
         self._workers.stop(name)
         self.tally.put(name, None)
-        for names in (self.stays, self._refused, self._deleted):
+        for names in (self.stays, self._grants.refused):
             names.pop(name, None)
+        self._restarts.forget(name)
         self._reminders.drop(name)
         self._let_go(name)
         if self._maintenance.is_served and self._maintenance.of(name) != "missing" and name not in self._writing:
@@ -336,12 +317,8 @@ class Controller:
         if self._settings.maintenance.is_on and not self._maintenance.is_served:
             sentence = "the API has no NodeMaintenances: install the maintenance operator, or set MAINTENANCE_OPERATOR_ENABLED=false"
             return Turn(because=Because.MAINTENANCE_OFF, sentence=sentence)
-        if name in self._granted:
-            return Turn(is_granted=True, hold=self.parking.holds.get(name))
-        refusal = self._refused.get(name)
-        if refusal is not None and refusal.again_at > self._clock.epoch():
-            return Turn(because=Because.BLOCKED_BY_POD, sentence=refusal.sentence, again_at=refusal.again_at)
-        return Turn()
+        turn = self._grants.turn(name)
+        return replace(turn, hold=self.parking.holds.get(name)) if turn.is_granted else turn
 
     def _count(self, node: NodeView, situation: Situation) -> None:
         new = count(
@@ -350,7 +327,7 @@ class Controller:
             situation.progress,
             situation.group,
             wanted=situation.wanted,
-            is_granted=node.name in self._granted or node.name in self._starting,
+            is_granted=self._grants.is_counted(node.name),
             gang_label=self._settings.gang_label,
             order_label=self._settings.order_key,
         )
@@ -373,7 +350,7 @@ class Controller:
             case Work.RESTART_DRIVER:
                 assert stay.pod is not None
                 self._workers.stop(name)
-                self._restart_driver(name, stay.pod)
+                self._restarts.restart(name, stay.pod)
             case _:
                 self._workers.have_done(situation, stay.work, is_following=not self.role.leads(situation))
 
@@ -383,26 +360,12 @@ class Controller:
         budgets, tell, freed = self.cache.budgets, lambda: self._mark((job.node.name,)), self._telling.freed
         return Worker(self._fleet, self._clock, self._settings.agent, self._handlers, budgets, job, tell, freed, self.parking)
 
-    def _restart_driver(self, name: str, pod: FleetPod) -> None:
-        now = self._clock.epoch()
-        uid, again_at = self._deleted.get(name, ("", 0.0))
-        if uid != pod.uid or again_at <= now:
-            again_at = now + DELETE_AGAIN
-            self._deleted[name] = (pod.uid, again_at)
-            self._request(self._delete_driver(name, pod))
-        self._remind(name, again_at)
+    def _restarted(self, name: str, pod: FleetPod) -> None:
+        self._telling.restarted(self.cache.nodes.get(name), pod)
 
-    async def _delete_driver(self, name: str, pod: FleetPod) -> None:
-        try:
-            if self._election.still_leading() and self._leads(name):
-                await self._fleet.delete_pod(pod.namespace, pod.name, pod.uid)
-                self._telling.restarted(self.cache.nodes.get(name), pod)
-        except (NotFound, Conflict):
-            pass  # it is gone: the watch tells
-        except ClusterError as error:
-            logger.warning("a driver pod could not be deleted, trying again", extra={"node": name, "pod": pod.ref, "error": error.message})
-            self._deleted.pop(name, None)
-            self._remind(name, self._clock.epoch() + AFTER_ERROR)
+    def _may_restart(self, name: str) -> bool:
+        node = self.cache.nodes.get(name)
+        return node is not None and self._election.still_leading() and self.role.leads(self.situation(node))
 
     async def _maintain(self, name: str, situation: Situation | None, work: Work) -> None:
         """Asks a maintenance operator for a node, or gives it back; whatever comes of it, the node is decided about again."""
@@ -444,7 +407,7 @@ class Controller:
             self.cache.put_node(written)
             self.parking.wake()
             self._let_go(name)
-            self._refused.pop(name, None)
+            self._grants.refused.pop(name, None)
             self._telling.moved(written, decision, situation, self._workers.evicted(name))
         except Conflict:
             await self._read_again(name)
@@ -480,29 +443,16 @@ class Controller:
             await self._clock.sleep(AFTER_ERROR)
 
     def _let_go(self, name: str) -> None:
-        """A grant has been used, or is not going to be."""
-        self._starting.discard(name)
         self.parking.holds.pop(name, None)
-        if name in self._granted or name in self._inherited:
-            self._granted.discard(name)
-            self._inherited.discard(name)
-            self._say_grants()
+        self._grants.let_go(name)
 
     # Starting -------------------------------------------------------------------------------------------------------
 
-    def _say_grants(self) -> None:
-        self._election.say(GRANTS, written_grants(self._granted | self._inherited))
-
     def _take_over_grants(self) -> None:
-        """What a predecessor granted may be written at any moment: each such node is begun, or written to, so that an old write fails."""
-        names = [name for name in sorted(read_grants(self._election.lease)) if name in self.cache.nodes]
-        for name in names:
-            if state_of(self.cache.nodes[name].labels.get(UPGRADE_STATE)) is State.REQUIRED:
-                self._starting.add(name)
-        inherited = [name for name in names if name in self._starting]
-        self._inherited.update(inherited)
-        self._say_grants()
-        if inherited:
+        """Each node that a predecessor was granted is begun, or written to, so that an old write fails."""
+        nodes = self.cache.nodes.items()
+        waiting = [name for name, node in nodes if state_of(node.labels.get(UPGRADE_STATE)) is State.REQUIRED]
+        if inherited := self._grants.take_over(waiting):
             self._spawn(self._begin(inherited))
 
     def _start_nodes(self) -> None:
@@ -551,25 +501,25 @@ class Controller:
         """Takes the node if it is its turn; gives why not, None where that is no question of turns."""
         stay = self.stays.get(name)
         node = self.cache.nodes.get(name)
-        if node is None or name in self._starting or name in self._writing or stay is None or stay.because is not Because.NO_SLOT:
+        if node is None or name in self._grants.starting or name in self._writing or stay is None or stay.because is not Because.NO_SLOT:
             return None
         policy = self.groups.of(node.labels).policy
         if policy is None or self.tally.get(name) is None:
             return None
-        if len(self._starting) + self.tally.in_states(BEFORE_RESTART) >= FREED_AT_ONCE:
+        if len(self._grants.starting) + self.tally.in_states(BEFORE_RESTART) >= FREED_AT_ONCE:
             return Turn(sentence=f"{FREED_AT_ONCE} nodes are being freed, and no more than that are at once")
         turn = self.tally.turn(name, policy, self._settings.cluster_max_unavailable, self._settings.most_failures)
         if not turn.is_granted:
             return turn
         chosen.append(name)
-        self._starting.add(name)
+        self._grants.starting.add(name)
         self._count(node, self.situation(node))
         return None
 
     async def _begin(self, names: list[str]) -> None:
         """Looks at the pods of nodes whose turn it is, and grants those that nothing stands in the way of, in one write."""
         if not self.role.is_leading:
-            self._starting.difference_update(names)  # what a predecessor granted stays said until ours leads again
+            self._grants.starting.difference_update(names)  # what a predecessor granted stays said until ours leads again
             self._mark(names)
             return
         refusals = await asyncio.gather(*(self._look(name) for name in names))
@@ -579,8 +529,7 @@ class Controller:
                 self._refuse(name, refusal)
         try:
             if fine:
-                self._granted.update(fine)
-                self._say_grants()
+                self._grants.grant(fine)
                 await self._election.write()
         except ClusterError as error:
             logger.warning("starts could not be granted, trying again", extra={"nodes": fine, "error": error.message})
@@ -614,12 +563,8 @@ class Controller:
 
     def _refuse(self, name: str, sentence: str) -> None:
         """Nothing is done to the node; it is looked at again later."""
-        before = self._refused.get(name)
-        pause = min(2 * before.pause, LONGEST_LOOK_AGAIN) if before is not None else FIRST_LOOK_AGAIN
-        again_at = self._clock.epoch() + pause
-        self._refused[name] = Refusal(sentence, again_at, pause)
-        self._remind(name, again_at)
-        if name in self._inherited and name in self.cache.nodes:
+        self._remind(name, self._grants.refuse(name, sentence))
+        if name in self._grants.inherited and name in self.cache.nodes:
             self._spawn(self._void(self.cache.nodes[name]))
         else:
             self._let_go(name)
@@ -645,6 +590,6 @@ class Controller:
         still = self.cache.nodes.get(name)
         if still is None or state_of(still.labels.get(UPGRADE_STATE)) is not State.REQUIRED:
             self._let_go(name)
-        elif name in self._inherited:
+        elif name in self._grants.inherited:
             self._spawn(self._void(still))
         self._mark((name,))
