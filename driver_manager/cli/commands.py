@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import click
 
@@ -77,6 +77,10 @@ def _tree(settings: Settings) -> Path | None:
     return Path(settings.host_tree) if settings.host_tree else None
 
 
+ENDING_TRIES: Final = 5
+"""How often work that changes nothing is asked to end, a second apart."""
+
+
 async def unless_stopped(stop: asyncio.Event, work: Awaitable[int]) -> int:
     """Does work that changes nothing; a signal ends it at once."""
     task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
@@ -84,8 +88,10 @@ async def unless_stopped(stop: asyncio.Event, work: Awaitable[int]) -> int:
     stopped.cancel()
     if task.done():
         return task.result()
-    task.cancel()
-    await asyncio.wait({task})
+    for _ in range(ENDING_TRIES):  # a library that catches the first asking must not keep a person who has pressed Ctrl-C
+        task.cancel()
+        if (await asyncio.wait({task}, timeout=1.0))[0]:
+            break
     return int(Exit.AGAIN)
 
 

@@ -54,6 +54,7 @@ def test_two_instances_side_by_side_and_no_orphans(control_plane: ControlPlane, 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)
 def test_apiserver_outage(own_control_plane: ControlPlane, note: Note) -> None:
     """Killed and started again the apiserver comes back with the same data, and the simulated kubelet carries on."""
     cp = own_control_plane
@@ -72,7 +73,7 @@ def test_apiserver_outage(own_control_plane: ControlPlane, note: Note) -> None:
         pods = cp.get("/api/v1/namespaces/before/pods")["items"]
         return [is_ready(pod) for pod in pods] == [True]
 
-    cp.wait_for(ready, "the pod of a DaemonSet", 60)
+    cp.wait_for(ready, "the pod of a DaemonSet", 180)  # its controller asks again after pauses that double
     note("daemonset_ready_after_apiserver_restart_s", round(time.monotonic() - begun, 2))
 
 
