@@ -7,6 +7,8 @@ import pytest
 from driver_manager.sim.clock import run_virtual
 from tests.controller.rollouts import Script, play
 
+pytestmark = pytest.mark.slow
+
 SEEDS = 40
 DEEP_SEEDS = 10_000
 SHARDS = 20

@@ -16,6 +16,8 @@ from driver_manager.core.situation import Freeing, NodeChange, RolloutSettings, 
 from driver_manager.core.snapshot import NodeView
 from tests.core.rollouts import NEW, NOW, OLD, World, driver, ends, in_work, node, orphan, policy, record, situation, validator
 
+pytestmark = pytest.mark.slow
+
 WAITING_POLICY = policy(waitForCompletion={"podSelector": "app=training", "timeoutSeconds": 600})
 DRAINING_POLICY = policy(drain={"enable": True})
 INPUTS: dict[str, dict[str, Any]] = {
