@@ -139,7 +139,7 @@ async def test_an_orphan_and_the_pod_that_waits_for_its_place(fleet_stage: Fleet
         await fleet_stage.fleet.delete_pod(orphan.namespace, orphan.name, orphan.uid)
         (bound,) = await seen.when(lambda now: now.running("new"), "the new pod to run")
         assert (bound.uid, bound.node_name, bound.is_bound) == (waiting.uid, node, True)
-        assert orphan.uid not in seen.items
+        await seen.when(lambda now: orphan.uid not in now.items, "the orphan to be gone")  # another watch tells it
 
 
 CUSTOM = [(Kind.CLUSTER_POLICIES, "ClusterPolicy"), (Kind.NVIDIA_DRIVERS, "NVIDIADriver")]
