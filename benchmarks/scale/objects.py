@@ -76,7 +76,6 @@ class Node:
     """Of its driver pod, and of its validator's."""
     user_gone: int = 0
     """The version at which its GPU pod was gone; 0: it runs."""
-    is_finished: bool = False
 
     @property
     def state(self) -> str:

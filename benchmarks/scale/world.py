@@ -50,6 +50,7 @@ class World:
         self.policy = policy
         self.ready = size
         self.leases: dict[str, Any] = {}
+        """By name: gpu-operator's is not there, so the controller leads."""
         self.requests: Counter[str] = Counter()
         self.waiting: deque[str] = deque()
         """Nodes whose new driver pod runs and is not ready: the script says when it is."""
@@ -70,6 +71,8 @@ class World:
             "driver pods": Collection(lambda: self._pod_bodies("driver")),
             "validator pods": Collection(lambda: self._pod_bodies("validator")),
             "other pods": Collection(list),
+            "other daemonsets": Collection(list),
+            "poddisruptionbudgets.policy": Collection(list),
             "clusterpolicies.nvidia.com": Collection(lambda: [objects.cluster_policy(self.policy, self.version)]),
             "nvidiadrivers.nvidia.com": Collection(list),
         }
@@ -118,11 +121,14 @@ class World:
                 self._driver_deleted(name)
                 return 200, b"{}"
             case "get", "leases.coordination.k8s.io":
-                return (200, json.dumps(self.leases).encode()) if self.leases else (404, b'{"kind":"Status"}')
+                return (200, json.dumps(self.leases[name]).encode()) if name in self.leases else (404, b'{"kind":"Status"}')
             case "create" | "update", "leases.coordination.k8s.io":
-                self.leases = json.loads(request.body)
-                self.leases["metadata"] |= {"uid": "lease", "resourceVersion": str(self._next())}
-                return 200, json.dumps(self.leases).encode()
+                lease = json.loads(request.body)
+                lease["metadata"] |= {"uid": "lease", "resourceVersion": str(self._next())}
+                self.leases[lease["metadata"]["name"]] = lease
+                return 200, json.dumps(lease).encode()
+            case "get" | "patch", "clusterpolicies.nvidia.com":
+                return 200, objects.cluster_policy(self.policy, self.version)
             case "create", "events":
                 return 201, b"{}"
         return 404, b'{"kind":"Status","message":"not in the script"}'
@@ -144,9 +150,11 @@ class World:
         return b"".join((b'{"metadata":', meta, b',"items":[', b",".join(here), b"]}"))
 
     def _kind(self, request: Request) -> str:
+        selector = request.query.get("labelSelector", "")
+        if request.resource == "daemonsets.apps" and selector:
+            return "other daemonsets"
         if request.resource != "pods":
             return request.resource
-        selector = request.query.get("labelSelector", "")
         if names.VALIDATOR_APP in selector:
             return "validator pods"
         return "driver pods" if selector.startswith(names.COMPONENT_LABEL) else "other pods"
@@ -228,12 +236,12 @@ class World:
         self.last_write = request.made
         if (told := self.told.pop(node.name, None)) is not None:
             self.latencies.append(request.made - told)
+        before = node.state
         node.patch(body)
         node.version = self._next()
         written = node.body()
         self._tell("nodes", "MODIFIED", written)
-        if node.state == State.DONE and not node.is_finished:
-            node.is_finished = True
+        if node.state == State.DONE != before:
             self.finished += 1
         self.changed.set()
         return 200, written
