@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -62,7 +63,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Registers the markers that open the guard, and chooses the hypothesis profile."""
+    """Registers the markers that open the guard, chooses the hypothesis profile, and hears Ctrl-C."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background job, and so for every command that a test starts
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     hypothesis.settings.load_profile("deep" if config.getoption("deep") else "quick")
     config.addinivalue_line("markers", "real_processes: starts real processes, on purpose")
     config.addinivalue_line("markers", "real_sockets: opens real sockets, on purpose")

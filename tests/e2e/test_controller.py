@@ -168,13 +168,18 @@ def test_status_on_a_terminal(installed: Installed) -> None:
     env = {"PATH": os.environ["PATH"], "KUBECONFIG": str(installed.cp.kubeconfig()), "TERM": "xterm"}
     process = subprocess.Popen([COMMAND, "status", "--all", "--watch"], env=env, stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
-    drawn = read_until(ours, "upgrade-done")
-    node = installed.nodes[1]
-    installed.cp.patch(f"/api/v1/nodes/{node}", {"spec": {"unschedulable": True}})
-    drawn += read_until(ours, "others")
-    process.send_signal(signal.SIGINT)
-    drawn += read_until(ours, None)
-    assert process.wait(20) == 0, drawn
+    try:
+        drawn = read_until(ours, "upgrade-done")
+        node = installed.nodes[1]
+        installed.cp.patch(f"/api/v1/nodes/{node}", {"spec": {"unschedulable": True}})
+        drawn += read_until(ours, "others")
+        process.send_signal(signal.SIGINT)
+        drawn += read_until(ours, None)
+        assert process.wait(20) == 0, drawn
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
     assert "one leads" in drawn
     assert all(name in drawn for name in installed.nodes)
     assert "\x1b[?1049l" in drawn, "the terminal was not given back"
