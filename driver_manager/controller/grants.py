@@ -33,8 +33,11 @@ class Grants:
     def __init__(self, clock: Clock, election: Election) -> None:
         self._clock, self._election = clock, election
         self.starting: set[str] = set()
-        """Nodes whose turn it is, and whose pods are looked at before it is granted."""
+        """Nodes whose turn it is and that do not show it yet: their pods are looked at, then it is granted."""
+        self._said: set[str] = set()
+        """Those of them that the next write of the Lease names; none is begun before that is written."""
         self.granted: set[str] = set()
+        """Nodes that the Lease names, and that may be begun."""
         self.inherited: set[str] = set()
         """Nodes that a predecessor was granted and that do not show it: a late write of it may still come."""
         self.refused: dict[str, Refusal] = {}
@@ -52,17 +55,23 @@ class Grants:
             return Turn(because=Because.BLOCKED_BY_POD, sentence=refusal.sentence, again_at=refusal.again_at)
         return Turn()
 
-    def grant(self, names: Iterable[str]) -> None:
-        """These may be begun as soon as the Lease says so."""
-        self.granted.update(names)
+    def say(self, names: Iterable[str]) -> None:
+        """The next write of the Lease names these, too. One that was let go meanwhile has lost its turn, perhaps to another node."""
+        self._said.update(name for name in names if name in self.starting)
         self._say()
+
+    def grant(self, names: Iterable[str]) -> None:
+        """The Lease has been written: those of these that it names may be begun."""
+        granted = self._said.intersection(names)
+        self._said -= granted
+        self.granted |= granted
 
     def let_go(self, name: str) -> None:
         """A grant has been used, or is not going to be."""
         self.starting.discard(name)
-        if name in self.granted or name in self.inherited:
-            self.granted.discard(name)
-            self.inherited.discard(name)
+        if name in self._said or name in self.granted or name in self.inherited:
+            for names in (self._said, self.granted, self.inherited):
+                names.discard(name)
             self._say()
 
     def refuse(self, name: str, sentence: str) -> float:
@@ -86,4 +95,4 @@ class Grants:
         return inherited
 
     def _say(self) -> None:
-        self._election.say(GRANTS, written_grants(self.granted | self.inherited))
+        self._election.say(GRANTS, written_grants(self._said | self.granted | self.inherited))

@@ -529,8 +529,9 @@ class Controller:
                 self._refuse(name, refusal)
         try:
             if fine:
-                self._grants.grant(fine)
+                self._grants.say(fine)
                 await self._election.write()
+                self._grants.grant(fine)
         except ClusterError as error:
             logger.warning("starts could not be granted, trying again", extra={"nodes": fine, "error": error.message})
             # The write may have been taken, so what it says stays said until the nodes show something else.

@@ -1,0 +1,82 @@
+"""Starts are granted in the Lease before they are written, and only who has the Lease writes (R7, R10, decision 34)."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+
+from driver_manager.controller.run import Replica
+from driver_manager.core.snapshot import ChangeKind
+from driver_manager.errors import Unreachable
+from driver_manager.names import DRIVER_APP, GRANTS, PARKED
+from driver_manager.sim.faults import Delay, Fail
+from driver_manager.sim.fleetworld import OWN_NAMESPACE, FleetWorld
+from driver_manager.sim.objects import Node
+from driver_manager.sim.store import Object
+from tests.controller.stories import play, until, until_done
+
+LEASE = f"{OWN_NAMESPACE}/driver-manager-controller"
+
+
+def granted(world: FleetWorld) -> list[str]:
+    """The nodes that the Lease names."""
+    text = world.store.leases[LEASE].annotations.get(GRANTS)
+    return json.loads(text) if text else []
+
+
+def relabel(world: FleetWorld, name: str, **labels: str) -> None:
+    """Somebody changes labels of a node."""
+    node = world.store.nodes[name]
+    node.labels = {**node.labels, **labels}
+    world.store.node_written(node)
+
+
+async def touch(world: FleetWorld) -> None:
+    """Somebody changes a label of the node again and again, as feature discovery does."""
+    for number in itertools.count():
+        relabel(world, "gpu-1", touched=str(number))
+        await asyncio.sleep(0.1)
+
+
+def test_no_node_is_begun_before_the_lease_says_so() -> None:
+    """R7: while the write of a grant is slow, or fails, nothing else that happens to the node has it cordoned."""
+    world = FleetWorld(1, nodes=1)
+    open_until_granted: list[bool] = []
+
+    def look(one: Object, change: ChangeKind) -> None:
+        if isinstance(one, Node) and one.unschedulable and not open_until_granted:
+            open_until_granted.append("gpu-1" in granted(world))
+
+    async def story(world: FleetWorld, _: Replica) -> None:
+        world.on_change(look)
+        touching = asyncio.create_task(touch(world))
+        world.faults.on("write_lease", Delay(2.0), times=2)
+        world.faults.on("write_lease", Fail(lambda: Unreachable("no answer")), times=1)
+        world.new_driver("two")
+        await asyncio.sleep(20)
+        touching.cancel()
+        await until_done(world)
+
+    play(world, story)
+    assert open_until_granted == [True]
+
+
+def test_a_node_that_has_lost_its_turn_meanwhile_is_not_begun() -> None:
+    """R7: while the pods of a node are looked at, it is written and another one comes first: it waits for that one's end."""
+    world = FleetWorld(1, nodes=2, policy={"autoUpgrade": True, "maxParallelUpgrades": 1, "maxUnavailable": "100%"})
+    most: list[int] = []
+
+    async def story(world: FleetWorld, _: Replica) -> None:
+        world.on_change(lambda one, change: most.append(len(world.cordoned)))
+        relabel(world, "gpu-1", order="1")
+        relabel(world, "gpu-2", order="2")
+        slow = world.faults.on("pods_on", Delay(3.0), where=lambda call: call.args["node"] == "gpu-1")
+        world.new_driver("two")
+        await until(lambda: bool(slow.acted), "the look at the pods")
+        relabel(world, "gpu-1", order="3", **{PARKED: "true"})  # which is left over, and taken off
+        await until_done(world)
+
+    play(world, story, order_key="order")
+    assert max(most) == 1
+    assert [deed.node_name for deed in world.deeds("delete") if DRIVER_APP in deed.target] == ["gpu-2", "gpu-1"]
