@@ -7,7 +7,6 @@ import asyncio
 import json
 import logging
 from collections.abc import Coroutine, Iterable
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -17,6 +16,7 @@ from driver_manager.controller.cache import Cache
 from driver_manager.controller.election import Election
 from driver_manager.controller.grants import Grants
 from driver_manager.controller.healing import Healer
+from driver_manager.controller.leaving import Leaving
 from driver_manager.controller.maintenance import Maintenance
 from driver_manager.controller.parking import Parking
 from driver_manager.controller.reminders import Reminders
@@ -31,15 +31,16 @@ from driver_manager.core.agentreport import with_report
 from driver_manager.core.budget import Tally, count
 from driver_manager.core.disruption import never_evicted
 from driver_manager.core.enabledmark import with_mark
-from driver_manager.core.fleet import Changed, FleetPod, Kind
+from driver_manager.core.fleet import FleetPod, Kind
 from driver_manager.core.following import follow
 from driver_manager.core.policy_groups import Groups, policy_groups
 from driver_manager.core.role import Standing
 from driver_manager.core.rollout import decide, may_only_restart
 from driver_manager.core.rollout_record import Progress, encode
 from driver_manager.core.rollout_states import BEFORE_RESTART, Because, State, state_of
+from driver_manager.core.selectors import parse_selector
 from driver_manager.core.situation import Decision, Situation, Stay, Turn, Work
-from driver_manager.core.snapshot import ChangeKind, NodeView
+from driver_manager.core.snapshot import NodeView
 from driver_manager.errors import ClusterError, Conflict, NotFound
 from driver_manager.names import PAUSED_ROLLOUT, ROLE, ROLLOUT, UPGRADE_STATE, WAITING
 from driver_manager.ports import Clock, Fleet, NodePatch
@@ -85,6 +86,13 @@ class Controller:
         self._grants = Grants(clock, election)
         self._maintenance = Maintenance(fleet, self.cache, settings.maintenance)
         self._workers = Workers(self._worker, self._spawn)
+        self._leaving = Leaving(
+            *(fleet, clock, self.cache, parse_selector(settings.node_selector)),
+            is_in_flow=self._is_in_flow,
+            stray=self.healer.stray,
+            mark=self._mark,
+            spawn=self._spawn,
+        )
         self._restarts = Restarts(fleet, clock, may=self._may_restart, told=self._restarted, remind=self._remind, request=self._request)
         self._asked = 0
         """Writes of nodes that have no answer yet."""
@@ -134,22 +142,9 @@ class Controller:
 
     async def _follow(self, kind: Kind) -> None:
         async for event in self._fleet.follow(kind):
-            if kind is Kind.NODES and isinstance(event, Changed) and event.change is ChangeKind.GONE:
-                # The watch selects by label, so the node may be there and only have lost that (decision 41).
-                assert isinstance(event.item, NodeView)
-                self._spawn(self._confirm_gone(event.item))
-                continue
-            self._mark(self.cache.apply(event))
-            self.parking.wake()
-
-    async def _confirm_gone(self, node: NodeView) -> None:
-        with suppress(ClusterError):
-            still = await self._fleet.node(node.name)
-            if still.uid == node.uid and self._is_in_flow(node.name):
-                self._mark(self.cache.put_node(still))  # it lost its label in mid-flow: it is brought to its end first
-                return
-            self.healer.stray(still)
-        self._mark(self.cache.drop_node(node.name, node.uid))
+            if (change := self._leaving.take_in(event)) is not None:
+                self._mark(self.cache.apply(change))
+                self.parking.wake()
 
     def _is_in_flow(self, name: str) -> bool:
         known = self.tally.get(name)

@@ -11,9 +11,12 @@ import pytest
 from driver_manager import names
 from driver_manager.controller.run import Replica
 from driver_manager.controller.settings import ControllerSettings
+from driver_manager.core.fleet import Kind
 from driver_manager.core.healing import Why
 from driver_manager.core.rollout_states import WORKING, State, state_of
+from driver_manager.errors import Unreachable
 from driver_manager.sim.clock import run_virtual
+from driver_manager.sim.faults import Delay, Fail
 from driver_manager.sim.fleetworld import OWN_NAMESPACE, PRESENT, FleetWorld
 from driver_manager.sim.objects import Cascade
 
@@ -128,5 +131,90 @@ def test_n49_a_node_leaves_the_fleet() -> None:
             await asyncio.sleep(10 * SETTLE)
             assert names.UPGRADE_STATE in ours(world, "gpu-2"), "a driver is there"
             assert len(world.deeds("patch", "gpu-1")) == writes
+
+    run_virtual(story())
+
+
+def closed(world: FleetWorld) -> list[str]:
+    return [name for name, node in world.store.nodes.items() if node.unschedulable]
+
+
+async def begun(world: FleetWorld) -> str:
+    """A new driver, until the first node is cordoned for it; gives its name."""
+    world.new_driver("two")
+    while not closed(world):
+        await asyncio.sleep(0.1)
+    return closed(world)[0]
+
+
+async def is_left_in_order(world: FleetWorld, replica: Replica, name: str) -> None:
+    """A node that left in mid-flow is brought to its end, is none of the fleet's after that, and a next driver is not its affair."""
+    await asyncio.sleep(120.0)
+    assert closed(world) == []
+    assert [pod.spec.digest for pod in world.driver_pods(name)] == ["two"]
+    assert name not in replica.controller.cache.nodes
+    assert total(replica) == len(world.store.nodes) - 1
+    writes = len(world.deeds("patch", name))
+    world.new_driver("three")
+    await asyncio.sleep(120.0)
+    assert len(world.deeds("patch", name)) == writes
+
+
+def test_n49_a_node_leaves_in_mid_upgrade() -> None:
+    """A node loses the label that the controller selects by while it is upgraded: it is opened with its new driver, and then let go."""
+
+    async def story() -> None:
+        world = FleetWorld(5, nodes=2)
+        async with led(world) as replica:
+            name = await begun(world)
+            world.edit_node(name, labels={PRESENT: None})
+            await is_left_in_order(world, replica, name)
+
+    run_virtual(story())
+
+
+def test_n49_a_node_leaves_in_a_gap_of_the_watch() -> None:
+    """As above where no watch tells of it, and only the next list does not have the node any more."""
+
+    async def story() -> None:
+        world = FleetWorld(6, nodes=2)
+        async with led(world) as replica:
+            name = await begun(world)
+            world.feeds.expire(Kind.NODES)
+            world.edit_node(name, labels={PRESENT: None})
+            await is_left_in_order(world, replica, name)
+
+    run_virtual(story())
+
+
+def test_n49_a_node_leaves_while_the_server_does_not_answer() -> None:
+    """As above where it cannot be asked at first whether the node is gone: that is asked again."""
+
+    async def story() -> None:
+        world = FleetWorld(7, nodes=2)
+        async with led(world) as replica:
+            name = await begun(world)
+            asked = world.faults.on("node", Fail(lambda: Unreachable("no answer")), times=2)
+            world.edit_node(name, labels={PRESENT: None})
+            await is_left_in_order(world, replica, name)
+            assert asked.acted == 2
+
+    run_virtual(story())
+
+
+def test_n49_a_node_that_comes_back_at_once_stays() -> None:
+    """The label is taken off and put on again before it has been found out whether the node is gone."""
+
+    async def story() -> None:
+        world = FleetWorld(8, nodes=2)
+        async with led(world) as replica:
+            slow = world.faults.on("node", Delay(1.0))
+            world.edit_node("gpu-1", labels={PRESENT: None})
+            await asyncio.sleep(0.5)
+            world.edit_node("gpu-1", labels={PRESENT: "true"})
+            await asyncio.sleep(5.0)
+            assert slow.acted == 1
+            assert "gpu-1" in replica.controller.cache.nodes
+            assert total(replica) == 2
 
     run_virtual(story())
