@@ -135,10 +135,18 @@ class PodTracker:
         return tuple(pod for pod in there if pod.is_terminating or not pod.is_over)
 
 
+class Evicts(Protocol):
+    """Where pods are evicted: a `ports.Cluster`, or what stands before one."""
+
+    async def evict(self, pod: PodView, *, dry_run: bool = False, grace_seconds: int | None = None) -> None:
+        """As `ports.Cluster.evict`."""
+        ...
+
+
 class Evictor:
     """Evicts pods within one deadline that counts from the first eviction."""
 
-    def __init__(self, cluster: Cluster, clock: Clock, tracker: PodTracker, progress: Teller, limit: float) -> None:
+    def __init__(self, cluster: Evicts, clock: Clock, tracker: PodTracker, progress: Teller, limit: float) -> None:
         self._cluster, self._clock, self._tracker, self._progress = cluster, clock, tracker, progress
         self._limit = limit
         self._began: float | None = None

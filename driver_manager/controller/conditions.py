@@ -3,6 +3,7 @@
 import logging
 from typing import Final
 
+from driver_manager.controller.election import Election
 from driver_manager.controller.loop import Controller
 from driver_manager.core.conditions import Condition, reasons_by_group, wanted_conditions
 from driver_manager.core.fleet import PolicySource
@@ -22,8 +23,8 @@ AGAIN_SECONDS: Final = 30.0
 class Conditions:
     """Writes them, one after the other."""
 
-    def __init__(self, fleet: Fleet, clock: Clock, controller: Controller) -> None:
-        self._fleet, self._clock, self._controller = fleet, clock, controller
+    def __init__(self, fleet: Fleet, clock: Clock, controller: Controller, election: Election) -> None:
+        self._fleet, self._clock, self._controller, self._election = fleet, clock, controller, election
         self._said: dict[tuple[str, str], tuple[Condition, float]] = {}
         """(uid of the resource, type) -> what was written last, and when."""
         self._not_before: dict[str, float] = {}
@@ -46,7 +47,7 @@ class Conditions:
                 continue
             wanted = wanted_conditions(source, controller.groups, controller.tally.groups(), reasons, controller.role.standing)
             for condition in wanted:
-                if self._is_due(source, condition):
+                if self._is_due(source, condition) and self._election.still_leading():
                     await self._write(source, condition)
 
     def _is_due(self, source: PolicySource, wanted: Condition) -> bool:

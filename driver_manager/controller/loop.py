@@ -353,7 +353,8 @@ class Controller:
 
     def _worker(self, job: Job) -> Worker:
         budgets, tell, freed = self.cache.budgets, lambda: self._mark((job.node.name,)), self._telling.freed
-        return Worker(self._fleet, self._clock, self._settings.agent, self._handlers, budgets, job, tell, freed, self.parking)
+        settings, may_write = self._settings.agent, self._election.still_leading
+        return Worker(self._fleet, self._clock, settings, self._handlers, budgets, job, tell, freed, self.parking, may_write)
 
     def _restarted(self, name: str, pod: FleetPod) -> None:
         self._telling.restarted(self.cache.nodes.get(name), pod)
@@ -561,13 +562,15 @@ class Controller:
         """Nothing is done to the node; it is looked at again later."""
         self._remind(name, self._grants.refuse(name, sentence))
         if name in self._grants.inherited and name in self.cache.nodes:
-            self._spawn(self._void(self.cache.nodes[name]))
+            self._request(self._void(self.cache.nodes[name]))
         else:
             self._let_go(name)
             self._mark((name,))
 
     async def _void(self, node: NodeView) -> None:
         """Writes to a node that a predecessor was granted and that is not begun: a late write of that one fails by its version."""
+        while not self._election.still_leading():  # until that is noticed, and the next leader inherits the grant
+            await self._clock.sleep(AFTER_ERROR)
         if not self.role.is_leading:
             return
         name = node.name
@@ -587,5 +590,5 @@ class Controller:
         if still is None or state_of(still.labels.get(UPGRADE_STATE)) is not State.REQUIRED:
             self._let_go(name)
         elif name in self._grants.inherited:
-            self._spawn(self._void(still))
+            self._request(self._void(still))
         self._mark((name,))

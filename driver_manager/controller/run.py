@@ -24,7 +24,7 @@ class Replica:
         self.election = Election(fleet, clock, settings)
         self.telling = Telling(fleet, clock)
         self.controller = Controller(fleet, clock, settings, self.election, self.telling)
-        self.conditions = Conditions(fleet, clock, self.controller)
+        self.conditions = Conditions(fleet, clock, self.controller, self.election)
 
     async def run(self) -> None:
         """Leads when it is its turn; ends by being cancelled (then it resigns), or by an error.

@@ -17,7 +17,7 @@ from driver_manager.core.rollout_states import State
 from driver_manager.core.situation import Freeing, Situation, Work
 from driver_manager.core.snapshot import NodeView, PodView
 from driver_manager.core.upgrade_policy import UpgradePolicy
-from driver_manager.errors import ClusterError, DeadlineExceeded, Forbidden, Refused
+from driver_manager.errors import ClusterError, DeadlineExceeded, Forbidden, Refused, Unreachable
 from driver_manager.evictions import BLOCKED, Evictor, PodTracker, wait_until_gone
 from driver_manager.ports import Clock, Cluster
 
@@ -118,6 +118,23 @@ class Keeper(Protocol):
         ...
 
 
+class WhileLeading:
+    """Evicts nobody when the Lease could not be renewed (R10): another replica may lead by then."""
+
+    def __init__(self, cluster: Cluster, may_write: Callable[[], bool]) -> None:
+        self._cluster, self._may_write = cluster, may_write
+
+    async def evict(self, pod: PodView, *, dry_run: bool = False, grace_seconds: int | None = None) -> None:
+        """As `ports.Cluster.evict`.
+
+        Raises:
+            Unreachable: nobody is evicted now.
+        """
+        if not self._may_write():
+            raise Unreachable("the Lease could not be renewed, so nobody is evicted")
+        await self._cluster.evict(pod, dry_run=dry_run, grace_seconds=grace_seconds)
+
+
 class Worker:
     """Does one job; tells after each change."""
 
@@ -132,7 +149,9 @@ class Worker:
         on_change: Callable[[], None],
         on_freed: Callable[[NodeView, Sequence[str]], None],
         keeper: Keeper,
+        may_write: Callable[[], bool],
     ) -> None:
+        self._evicts = WhileLeading(cluster, may_write)
         self._cluster, self._clock, self._settings, self._handlers, self._keeper = cluster, clock, settings, handlers, keeper
         self.job = job
         self._budgets = budgets
@@ -230,7 +249,7 @@ class Worker:
 
     async def _take_off(self, tracker: PodTracker, todo: ToFree) -> None:
         """Evicts and waits, telling meanwhile what is waited for."""
-        evictor = Evictor(self._cluster, self._clock, tracker, _Log(self.job.node.name), self._time_left())
+        evictor = Evictor(self._evicts, self._clock, tracker, _Log(self.job.node.name), self._time_left())
         order = in_order(todo.evict, self._budgets_of(todo.evict))
         if order.to_try:
             await evictor.try_all(order.to_try)

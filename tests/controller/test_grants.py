@@ -6,12 +6,16 @@ import asyncio
 import itertools
 import json
 
+import pytest
+
 from driver_manager.controller.run import Replica
+from driver_manager.controller.settings import ControllerSettings
 from driver_manager.core.snapshot import ChangeKind
-from driver_manager.errors import Unreachable
+from driver_manager.errors import TakenOver, Unreachable
 from driver_manager.names import DRIVER_APP, GRANTS, PARKED
+from driver_manager.sim.clock import run_virtual
 from driver_manager.sim.faults import Delay, Fail
-from driver_manager.sim.fleetworld import OWN_NAMESPACE, FleetWorld
+from driver_manager.sim.fleetworld import OWN_NAMESPACE, POLICY, FleetWorld
 from driver_manager.sim.objects import Node
 from driver_manager.sim.store import Object
 from tests.controller.stories import play, until, until_done
@@ -80,3 +84,29 @@ def test_a_node_that_has_lost_its_turn_meanwhile_is_not_begun() -> None:
     play(world, story, order_key="order")
     assert max(most) == 1
     assert [deed.node_name for deed in world.deeds("delete") if DRIVER_APP in deed.target] == ["gpu-2", "gpu-1"]
+
+
+def test_who_could_not_renew_evicts_nobody_and_says_nothing() -> None:
+    """R10: a leader whose deadline is over and that has not noticed yet makes no write of any kind, though there is cause for some."""
+    world = FleetWorld(1, nodes=2, policy={"autoUpgrade": True, "maxUnavailable": "100%"})
+
+    async def story() -> None:
+        life = world.controller()
+        replica = Replica(life.fleet, life.clock, ControllerSettings(lease_namespace=OWN_NAMESPACE, retry_period=9.9))
+        task = asyncio.create_task(replica.run())
+        await asyncio.sleep(3)
+        world.new_driver("two")
+        unseen = world.faults.on("pods_on", Fail(lambda: Unreachable("no answer")), skip=1, times=3)  # every five seconds
+        await until(lambda: "gpu-1" in world.cordoned, "the first node is begun")
+        world.faults.on("write_lease", Fail(lambda: Unreachable("no answer")), times=None)
+        await until(lambda: not replica.election.still_leading(), "the end of its deadline")
+        assert replica.election.is_leading
+        assert unseen.acted == 3, "whom to evict is known next time"
+        world.set_policy("ClusterPolicy", POLICY, conditions={})
+        made, over = len(world.store.deeds), asyncio.get_running_loop().time()
+        with pytest.raises(TakenOver):
+            await task
+        assert asyncio.get_running_loop().time() - over > 5, "time enough for both"
+        assert [deed for deed in world.store.deeds[made:] if deed.what != "event"] == []
+
+    run_virtual(story())
