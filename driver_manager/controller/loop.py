@@ -480,18 +480,19 @@ class Controller:
 
     def _choose(self, group: str, chosen: list[str]) -> str:
         """Takes nodes of a group in their order as long as there is room; gives why no more, empty where all have their turn."""
-        why = paused = ""
+        why = paused = busy = ""
         for name in self.tally.pending(group):
-            turn = self._ask_turn(name, chosen)
-            if turn is not None and turn.because is Because.PAUSED:  # others may wait for another template
-                paused = turn.sentence
-            elif turn is not None and turn.because is Because.NO_SLOT:
-                why = turn.sentence
-                break
+            match self._ask_turn(name, chosen):
+                case Turn(because=Because.PAUSED, sentence=sentence):  # others may wait for another template
+                    paused = sentence
+                case Turn(because=Because.GANG_BUSY, sentence=sentence):  # others may be of another gang
+                    busy = busy or f"{name} waits: {sentence}"
+                case Turn(because=Because.NO_SLOT, sentence=why):
+                    break
         if why:
             for name in self.tally.pending_unavailable(group):  # these need less room
                 self._ask_turn(name, chosen)
-        return why or paused
+        return why or paused or busy
 
     def _ask_turn(self, name: str, chosen: list[str]) -> Turn | None:
         """Takes the node if it is its turn; gives why not, None where that is no question of turns."""

@@ -234,7 +234,7 @@ class Tally:
             sentence = f"{len(failed)} nodes in a row have failed with this driver ({_named(failed)}): no other is begun with it"
             return Turn(because=Because.PAUSED, sentence=sentence)
         if busy := self._busy(name, mine):
-            return Turn(because=Because.GANG_BUSY, sentence=f"of the same gang ({mine.gang}) are in work, or closed: {_named(busy)}")
+            return Turn(because=Because.GANG_BUSY, sentence=f"nodes of its gang {mine.gang} are in work, or closed: {_named(busy)}")
         if policy.max_parallel_upgrades and len(sums.working) >= policy.max_parallel_upgrades:
             sentence = f"maxParallelUpgrades is {policy.max_parallel_upgrades}, and in work are {_named(sums.working)}"
             return Turn(sentence=sentence)

@@ -12,7 +12,7 @@ from driver_manager.controller.run import Replica
 from driver_manager.controller.settings import ControllerSettings
 from driver_manager.core.snapshot import ChangeKind
 from driver_manager.errors import TakenOver, Unreachable
-from driver_manager.names import DRIVER_APP, GRANTS, PARKED
+from driver_manager.names import DRIVER_APP, GRANTS, PARKED, WAITING
 from driver_manager.sim.clock import run_virtual
 from driver_manager.sim.faults import Delay, Fail
 from driver_manager.sim.fleetworld import OWN_NAMESPACE, POLICY, FleetWorld
@@ -110,3 +110,22 @@ def test_who_could_not_renew_evicts_nobody_and_says_nothing() -> None:
         assert [deed for deed in world.store.deeds[made:] if deed.what != "event"] == []
 
     run_virtual(story())
+
+
+def test_who_waits_for_another_one_of_its_gang_is_told() -> None:
+    """A node that cannot be begun because of its gang alone is named, with the one that it waits for, as long as that is so."""
+    world = FleetWorld(1, nodes=2, policy={"autoUpgrade": True, "maxParallelUpgrades": 0, "maxUnavailable": "100%"})
+
+    async def story(world: FleetWorld, replica: Replica) -> None:
+        for name in world.store.nodes:
+            relabel(world, name, gang="a")
+        world.new_driver("two")
+        await until(lambda: "gpu-1" in world.cordoned, "the first node is begun")
+        await asyncio.sleep(1)
+        told = json.loads(world.store.leases[LEASE].annotations.get(WAITING, "{}"))
+        assert told == {"ClusterPolicy/cluster-policy": "gpu-2 waits: nodes of its gang a are in work, or closed: gpu-1"}
+        await until_done(world)
+        await asyncio.sleep(5)
+        assert WAITING not in world.store.leases[LEASE].annotations
+
+    play(world, story, gang_label="gang")
