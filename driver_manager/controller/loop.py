@@ -159,10 +159,12 @@ class Controller:
         self._are_policies_new = True
         self._wake.set()
 
-    def _role_changed(self, standing: Standing) -> None:
+    def _role_changed(self, standing: Standing, is_other_role: bool) -> None:
         """What goes on under one role is not for the other: it is begun anew, from what the nodes show."""
         self._telling.role(standing)
         self._election.say(ROLE, standing.text)
+        if not is_other_role:
+            return
         self._workers.stop_all()
         if self._telling.is_synced:
             self._begin_role()

@@ -12,9 +12,16 @@ from driver_manager.ports import Clock, Fleet
 
 
 class RoleWatch:
-    """The role of the replica that holds our own Lease."""
+    """The role of the replica that holds our own Lease.
 
-    def __init__(self, fleet: Fleet, clock: Clock, settings: ControllerSettings, on_change: Callable[[Standing], None]) -> None:
+    Args:
+        fleet: the API.
+        clock: this replica's.
+        settings: with what a person has set.
+        on_change: hears of each new standing, and whether its role is another one or only the words are.
+    """
+
+    def __init__(self, fleet: Fleet, clock: Clock, settings: ControllerSettings, on_change: Callable[[Standing, bool], None]) -> None:
         self._fleet, self._clock, self._settings, self._on_change = fleet, clock, settings, on_change
         self.standing: Standing | None = None
         """None while it is not known."""
@@ -36,8 +43,9 @@ class RoleWatch:
                 rival = await self._look(rival)
             found = standing(self._settings.role, rival, self._clock.now())
             if found is not None and found != self.standing:
+                is_other_role = self.standing is None or found.role is not self.standing.role
                 self.standing = found
-                self._on_change(found)
+                self._on_change(found, is_other_role)
             if self._settings.role is not Choice.AUTO:
                 return
             await self._clock.sleep(self._settings.retry_period)

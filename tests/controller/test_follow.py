@@ -15,8 +15,10 @@ from driver_manager import names
 from driver_manager.cli import fleetstatus
 from driver_manager.controller.run import Replica
 from driver_manager.controller.settings import ControllerSettings
+from driver_manager.core.fleet import LeaseView
 from driver_manager.core.report import Blocker, Waiting, status_text
 from driver_manager.core.role import Choice, Role
+from driver_manager.core.rollout_states import Because
 from driver_manager.core.snapshot import ChangeKind
 from driver_manager.core.upgrade_policy import read_policy
 from driver_manager.errors import DriverManagerError
@@ -30,6 +32,8 @@ from driver_manager.sim.store import Object
 from driver_manager.sim.world import AgentLife
 from tests.controller.gpuoperator import GpuOperator
 from tests.controller.rollouts import add_exporter
+from tests.controller.stories import play as play_led
+from tests.controller.stories import until
 from tests.controller.test_metrics import Scraped
 from tests.controller.test_overview import look, row
 
@@ -550,3 +554,24 @@ def test_a_node_that_waits_is_counted_with_its_reason() -> None:
         assert sentence == "2 of 4 nodes are done, 2 waiting (BlockedByPod 2)"
 
     play(story, operator=False)
+
+
+def test_other_words_for_the_same_role_end_no_work() -> None:
+    """It leads because there is no Lease of gpu-operator, then because that was given up: what it is at on a node goes on."""
+    world = FleetWorld(1, nodes=1, policy={"autoUpgrade": True, "maxUnavailable": "100%"}, budget=0)
+
+    def looks() -> int:
+        return sum(call.name == "pods_on" for call in world.faults.calls)
+
+    async def story(world: FleetWorld, replica: Replica) -> None:
+        world.new_driver("two")
+        await until(lambda: replica.controller.stays["gpu-1"].because is Because.BLOCKED_BY_BUDGET, "the freeing")
+        before, said = looks(), replica.controller.role.standing
+        lease = LeaseView(namespace="gpu-operator", name=names.OPERATOR_LEASE, duration_seconds=15)
+        await world.client(world.add_account(OPERATOR, EVERYTHING)).write_lease(lease)
+        await until(lambda: replica.controller.role.standing != said, "other words")
+        assert replica.controller.role.is_leading
+        await asyncio.sleep(5)
+        assert looks() == before
+
+    play_led(world, story)
