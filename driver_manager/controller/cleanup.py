@@ -21,6 +21,7 @@ from driver_manager.core.snapshot import NodeView, PodView
 from driver_manager.errors import ClusterError, Conflict, NotFound, Refused, TakenOver, Unsettled
 from driver_manager.names import OPERATOR_LEASE, RECORD
 from driver_manager.ports import Clock, Fleet, NodePatch
+from driver_manager.together import each_of
 
 TRIES: Final = 5
 """How often a node that others write meanwhile is looked at again."""
@@ -200,7 +201,7 @@ class Cleanup:
                 return may_live(node, (await self._fleet.pods_on(node.name)).items)
 
         with_record = [node for node in nodes if find_record(node).record is not None]
-        reasons = await asyncio.gather(*(why(node) for node in with_record))
+        reasons = await each_of(why(node) for node in with_record)
         alive = [f"{node.name}: {reason}" for node, reason in zip(with_record, reasons, strict=True) if reason]
         if alive:
             raise TakenOver(f"an agent may be at work on {_some(alive)}", hint="let it end, or delete its pod for good, and begin again")
@@ -227,7 +228,7 @@ class Cleanup:
     # Writing --------------------------------------------------------------------------------------------------------
 
     async def _each(self, names: Sequence[str], change: Callable[[NodeView], NodeChange]) -> None:
-        await asyncio.gather(*(self._write(name, change) for name in names))
+        await each_of(self._write(name, change) for name in names)
 
     async def _write(self, name: str, change: Callable[[NodeView], NodeChange]) -> None:
         """One guarded write of a node; nothing where nothing is to be changed."""

@@ -19,10 +19,11 @@ from driver_manager.core.record import Record, apply_record, encode
 from driver_manager.core.remains import OF_AN_UPGRADE
 from driver_manager.core.rollout_states import State
 from driver_manager.core.snapshot import Identity, Taint
-from driver_manager.errors import DriverManagerError, Refused, TakenOver
+from driver_manager.errors import DriverManagerError, Forbidden, Refused, TakenOver
 from driver_manager.ports import NodePatch
 from driver_manager.sim.access import EVERYTHING
 from driver_manager.sim.clock import run_virtual
+from driver_manager.sim.faults import Delay, Fail
 from driver_manager.sim.feeds import Scope
 from driver_manager.sim.fleetworld import NAMESPACE, OWN_NAMESPACE, VALIDATOR_LABEL, FleetWorld
 from driver_manager.sim.objects import PodSpec
@@ -33,6 +34,7 @@ STATES, SHARDS = 200, 20
 SETTINGS = ControllerSettings(identity="cleanup", lease_namespace=OWN_NAMESPACE, operator_namespace=NAMESPACE)
 OURS = "nvidia.com/gpu-driver-manager"
 LABEL = VALIDATOR_LABEL
+LEASE = f"{OWN_NAMESPACE}/{SETTINGS.lease_name}"
 
 
 @dataclass(slots=True)
@@ -267,5 +269,28 @@ def test_beside_a_gpu_operator() -> None:
         assert node.labels[names.UPGRADE_STATE] == State.DONE
         assert names.STATUS not in node.annotations
         assert "gpu-operator" in " ".join(got.left["gpu-1"])
+
+    run_virtual(story())
+
+
+def test_nothing_is_written_after_it_has_failed() -> None:
+    """One node may not be written: the writes of others that are under way are broken off before the Lease is given back (R10)."""
+
+    async def story() -> None:
+        world = FleetWorld(1, nodes=2)
+        leading = asyncio.create_task(_lead(world.controller()))
+        await asyncio.sleep(30)
+        leading.cancel()
+        await asyncio.wait({leading})
+        assert all(names.UPGRADE_STATE in node.labels for node in world.store.nodes.values())
+        world.faults.on("patch_node", Delay(3.0))
+        world.faults.on("patch_node", Fail(lambda: Forbidden("not this one")))
+        _, cleanup = cleanup_of(world)
+        made = len(world.deeds("patch"))
+        with pytest.raises(Forbidden):
+            await cleanup.run()
+        assert world.store.leases[LEASE].holder == ""
+        await asyncio.sleep(10)
+        assert len(world.deeds("patch")) == made
 
     run_virtual(story())
