@@ -158,7 +158,7 @@ class Cache:
     def put_node(self, node: NodeView) -> set[str]:
         """Takes in a node, from a watch or as the answer to a write."""
         old = self.nodes.get(node.name)
-        if old is not None and old.uid == node.uid and int(node.resource_version) <= int(old.resource_version):
+        if old is not None and int(node.resource_version) <= int(old.resource_version):
             return set()
         self.nodes[node.name] = node
         if old is not None and replace(old, resource_version=node.resource_version) == node:
@@ -175,7 +175,7 @@ class Cache:
     def put_maintenance(self, new: MaintenanceView) -> set[str]:
         """Takes in a NodeMaintenance, from a watch or as the answer to a write."""
         old = self.maintenances.get(new.name)
-        if old is not None and old.uid == new.uid and int(new.resource_version) <= int(old.resource_version):
+        if old is not None and int(new.resource_version) <= int(old.resource_version):
             return set()
         self.maintenances[new.name] = new
         return {new.node_name} | ({old.node_name} if old is not None else set())

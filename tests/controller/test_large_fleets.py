@@ -67,6 +67,8 @@ def test_a_report_that_changes_nothing_concerns_nobody() -> None:
     assert cache.nodes["n"].resource_version == "6"
     assert cache.put_node(replace(NODE, resource_version="7", allocatable={"nvidia.com/gpu": 7})) == {"n"}
     assert cache.put_node(replace(NODE, resource_version="8", uid="another")) == {"n"}
+    assert cache.put_node(replace(NODE, resource_version="7", unschedulable=True)) == set(), "a late answer of the node that was before"
+    assert cache.nodes["n"].uid == "another"
 
 
 def test_connections_are_left_for_requests() -> None:
