@@ -13,9 +13,8 @@ from driver_manager.cli.render import open_console, print_json
 from driver_manager.clock import SystemClock
 from driver_manager.config import Effective, Settings
 from driver_manager.controller.cache import Cache
-from driver_manager.controller.overview import GroupRow, Leader, Overview, Row, overview, read_all, read_leader
+from driver_manager.controller.overview import GroupRow, Leader, Overview, Row, keep_up, overview, read_all, read_leader
 from driver_manager.controller.settings import ControllerSettings
-from driver_manager.core.fleet import Kind
 from driver_manager.core.rollout_states import AFTER_RESTART, BEFORE_RESTART, Because, State
 from driver_manager.core.upgrade_policy import UpgradePolicy, written_policy
 from driver_manager.errors import Exit, Unreachable
@@ -93,10 +92,6 @@ async def _watch(fleet: Fleet, settings: ControllerSettings, policy: UpgradePoli
 
     cache = Cache()
 
-    async def follow(kind: Kind) -> None:
-        async for event in fleet.follow(kind):
-            cache.apply(event)
-
     async def draw() -> None:
         with Live(console=open_console(), auto_refresh=False, screen=True) as live:
             while True:
@@ -107,7 +102,7 @@ async def _watch(fleet: Fleet, settings: ControllerSettings, policy: UpgradePoli
                 await asyncio.sleep(EVERY_SECONDS if cache.is_synced else 0.1)
 
     await _answers(fleet, settings)
-    await together(*(follow(kind) for kind in Kind), draw())
+    await together(keep_up(fleet, cache), draw())
     return int(Exit.DONE)
 
 

@@ -16,7 +16,7 @@ from driver_manager.controller.sight import progress_of, situation_of
 from driver_manager.controller.work import Handlers, what_to_free
 from driver_manager.core.agentreport import with_report
 from driver_manager.core.budget import Tally, count
-from driver_manager.core.fleet import FleetEvent, Kind, LeaseView
+from driver_manager.core.fleet import FleetEvent, Kind, LeaseView, NotServed
 from driver_manager.core.following import follow
 from driver_manager.core.parking import Means, means_for
 from driver_manager.core.policy_groups import FILE_GROUP, Groups, policy_groups
@@ -31,6 +31,7 @@ from driver_manager.core.upgrade_policy import UpgradePolicy, read_policy
 from driver_manager.errors import ClusterError
 from driver_manager.names import PAUSED_ROLLOUT, ROLE, UPGRADE_STATE, WAITING
 from driver_manager.ports import Fleet
+from driver_manager.together import each_of
 
 MAX_LOOKS: Final = 10
 """Nodes whose pods are listed, to name those that hold it up."""
@@ -124,6 +125,23 @@ async def read_all(fleet: Fleet) -> Cache:
         events = fleet.follow(kind)
         cache.apply(await _first(events) if isinstance(events, AsyncGenerator) else await anext(aiter(events)))
     return cache
+
+
+async def keep_up(fleet: Fleet, cache: Cache) -> None:
+    """The same, and keeps it up to date without end; what is not followed counts as not served.
+
+    Raises:
+        Forbidden: something may not be followed.
+    """
+    for kind in Kind:
+        if kind not in SEEN:
+            cache.apply(NotServed(kind))
+    await each_of(_follow(fleet, cache, kind) for kind in SEEN)
+
+
+async def _follow(fleet: Fleet, cache: Cache, kind: Kind) -> None:
+    async for event in fleet.follow(kind):
+        cache.apply(event)
 
 
 async def _first(events: AsyncGenerator[FleetEvent, None]) -> FleetEvent:

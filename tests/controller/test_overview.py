@@ -14,7 +14,8 @@ import pytest
 from driver_manager import names
 from driver_manager.cli import fleetstatus
 from driver_manager.config import Settings
-from driver_manager.controller.overview import Overview, Row, overview, read_all, read_leader
+from driver_manager.controller.cache import Cache
+from driver_manager.controller.overview import Overview, Row, keep_up, overview, read_all, read_leader
 from driver_manager.controller.run import Replica
 from driver_manager.controller.settings import ControllerSettings
 from driver_manager.core.upgrade_policy import UpgradePolicy, read_policy
@@ -58,6 +59,22 @@ async def look(world: FleetWorld, policy: UpgradePolicy | None = None) -> Overvi
     cache = await read_all(life.fleet)
     leader = await read_leader(life.fleet, OWN_NAMESPACE, LEASE_NAME)
     return await overview(life.fleet, cache, leader, life.clock.epoch(), Settings(), policy)
+
+
+def test_who_may_not_list_budgets_can_watch_the_fleet() -> None:
+    """What is shown again and again needs no more rights than what is shown once, and shows the same."""
+
+    async def story(world: FleetWorld, _: asyncio.Task[None]) -> None:
+        rules = tuple(rule for rule in world.account.rules if "poddisruptionbudgets" not in rule.resources)
+        account = replace(world.account, name=f"{CONTROLLER}-looker", rules=rules)
+        cache = Cache()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(10):
+                await keep_up(world.client(account), cache)
+        assert cache.is_synced
+        assert cache.nodes == (await read_all(world.client(account))).nodes
+
+    play(story)
 
 
 def row(seen: Overview, node: str) -> Row:
