@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from driver_manager.kube.connection import Connection
 
 CONNECTIONS: Final = 128
-"""Each watch occupies one: ten of the kinds followed, up to a hundred of nodes, and what is left is for requests."""
+"""Each watch occupies one: twelve of the kinds followed, up to a hundred of nodes, and what is left is for requests."""
 
 
 async def connect_fleet(
