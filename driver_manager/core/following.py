@@ -38,7 +38,7 @@ def _left_over(situation: Situation) -> tuple[Progress | None, NodeChange] | Non
     goes with it, but no node is opened without its driver.
     """
     node, progress, state = situation.node, situation.progress, situation.state
-    if state not in IDLE or situation.bad_progress or _is_closed_for_good(situation):
+    if state not in IDLE or situation.bad_progress or _is_closed_without_driver(situation):
         return None
     is_held = is_left_over(node, progress) or held(progress)
     if state is State.REQUIRED:
@@ -61,7 +61,7 @@ def _held_off(situation: Situation) -> tuple[Progress, NodeChange] | None:
     return msgspec.structs.replace(situation.progress or Progress(node=node.uid), **fields), change
 
 
-def _is_closed_for_good(situation: Situation) -> bool:
+def _is_closed_without_driver(situation: Situation) -> bool:
     driver = situation.driver
     return situation.has_own_cordon and (driver is None or not driver.is_ready)
 
@@ -73,7 +73,7 @@ def _stay(situation: Situation) -> Stay:
         return Stay(because=Because.UNKNOWN_STATE, sentence=f"the label {UPGRADE_STATE} is {label!r}, which is no state")
     if state in FREED_IN:
         return _freeing(situation)
-    if state in (State.UNKNOWN, State.DONE) and _is_closed_for_good(situation):
+    if state in (State.UNKNOWN, State.DONE) and _is_closed_without_driver(situation):
         sentence = "an upgrade of ours was broken off, and the driver does not run: the node is opened when it does"
         return Stay(because=Because.NEEDS_A_LOOK, sentence=sentence)
     match state:
