@@ -56,7 +56,6 @@ class Telling:
         self.passed_at = clock.now()
         """When the loop last came round."""
         self.moves: Counter[tuple[State, State, Because]] = Counter()
-        self.stayed: Counter[Because] = Counter()
         self.healing_steps: Counter[Why] = Counter()
         self.driver_restarts = 0
         self.evictions = 0
@@ -117,7 +116,6 @@ class Telling:
 
     def stays(self, node: NodeView, stay: Stay, before: Stay | None) -> None:
         """A node waits for something else than before."""
-        self.stayed[stay.because] += 1
         logger.debug("node stays", extra={"node": node.name, "reason": stay.because, "why": stay.sentence})
         is_new = before is None or before.because is not stay.because
         if stay.because in WORTH_AN_EVENT or (is_new and stay.because in ONE_EVENT):
