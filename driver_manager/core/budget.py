@@ -232,7 +232,8 @@ class Tally:
             return Turn(because=Because.NODE_NOT_READY, sentence="the node is not Ready: it is begun when it is")
         if most_failures and len(failed := self.failures_in_a_row(mine.group, mine.target)) >= most_failures:
             sentence = f"{len(failed)} nodes in a row have failed with this driver ({_named(failed)}): no other is begun with it"
-            return Turn(because=Because.PAUSED, sentence=sentence)
+            ends = "until enough of them are mended or accepted, or another driver is wanted"
+            return Turn(because=Because.PAUSED, sentence=f"{sentence} {ends}")
         if busy := self._busy(name, mine):
             return Turn(because=Because.GANG_BUSY, sentence=f"nodes of its gang {mine.gang} are in work, or closed: {_named(busy)}")
         if policy.max_parallel_upgrades and len(sums.working) >= policy.max_parallel_upgrades:
