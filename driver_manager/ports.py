@@ -11,6 +11,8 @@ from typing import Protocol
 
 from driver_manager.core.fleet import EventNote, FleetEvent, Kind, LeaseView, MaintenanceOrder, MaintenanceView, PolicySource
 from driver_manager.core.parking import Tried
+from driver_manager.core.record import NodeChange as RecordChange
+from driver_manager.core.situation import NodeChange as RolloutChange
 from driver_manager.core.snapshot import (
     ClaimView,
     DaemonSetView,
@@ -45,6 +47,18 @@ class NodePatch:
     """True cordons, False takes the field away, None leaves it."""
     taints: tuple[Taint, ...] | None = None
     """The whole new list, None leaves it."""
+
+    @classmethod
+    def guarded(cls, node: NodeView, change: RecordChange | RolloutChange) -> "NodePatch":
+        """A change of exactly the version of a node that it was decided on."""
+        return cls(
+            name=node.name,
+            resource_version=node.resource_version,
+            labels=change.labels,
+            annotations=change.annotations,
+            unschedulable=change.unschedulable,
+            taints=change.taints,
+        )
 
 
 class Cluster(Protocol):

@@ -240,7 +240,7 @@ class Cleanup:
                     if NodeCleanup(wanted).is_nothing or _is_only_rest(node, NodeCleanup(wanted)):
                         return
                     self._still_alone()
-                    await self._fleet.patch_node(_patch(node, wanted))
+                    await self._fleet.patch_node(NodePatch.guarded(node, wanted))
                     return
             except Conflict:
                 continue
@@ -296,14 +296,3 @@ def _is_only_rest(node: NodeView, cleanup: NodeCleanup) -> bool:
 def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
     return "; ".join(names[:MAX_NAMED]) + more
-
-
-def _patch(node: NodeView, change: NodeChange) -> NodePatch:
-    return NodePatch(
-        name=node.name,
-        resource_version=node.resource_version,
-        labels=change.labels,
-        annotations=change.annotations,
-        unschedulable=change.unschedulable,
-        taints=change.taints,
-    )

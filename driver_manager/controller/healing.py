@@ -185,15 +185,7 @@ class Healer:
         if not self._election.still_leading():
             watched.due_at = now + AFTER_ERROR
             return
-        patch = NodePatch(
-            name=node.name,
-            resource_version=node.resource_version,
-            labels=change.labels,
-            annotations=change.annotations,
-            unschedulable=change.unschedulable,
-            taints=change.taints,
-        )
-        self._keep(await self._fleet.patch_node(patch))
+        self._keep(await self._fleet.patch_node(NodePatch.guarded(node, change)))
         self._telling.healing(node, treatment)
         watched.due_at = now = self._clock.now()
         if treatment.why is Why.CLAIMED:

@@ -389,15 +389,7 @@ class Controller:
 
     async def _write(self, node: NodeView, situation: Situation, decision: Decision) -> None:
         """One guarded patch; whatever comes of it, the node is decided about again."""
-        name, change = node.name, decision.change
-        patch = NodePatch(
-            name=name,
-            resource_version=node.resource_version,
-            labels=change.labels,
-            annotations=change.annotations,
-            unschedulable=change.unschedulable,
-            taints=change.taints,
-        )
+        name, patch = node.name, NodePatch.guarded(node, decision.change)
         try:
             written = await self._patch(patch, is_ours=not decision.moves or self.role.leads(situation))
             if written is None:
