@@ -71,6 +71,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "real_sockets: opens real sockets, on purpose")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what is only for --deep."""
+    if not config.getoption("deep"):
+        left_out = [each for each in items if each.get_closest_marker("deep")]
+        items[:] = [each for each in items if each not in left_out]
+        config.hook.pytest_deselected(items=left_out)
+
+
 @pytest.fixture(autouse=True)
 def no_unplanned_processes_or_sockets(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fails any process or socket of a test without a marker that allows it: plain tests touch nothing real."""

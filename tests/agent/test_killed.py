@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import pytest
+
 from driver_manager import names
 from driver_manager.sim.scenarios import NODE, Scenario
 from tests.agent.stage import DRA_LABEL, Run, Stage, play
@@ -43,6 +45,7 @@ def test_then_run_again(make: Callable[[], Scenario]) -> None:
     assert at_every_boundary(make, then) > 20
 
 
+@pytest.mark.slow
 def test_then_run_again_at_once(make: Callable[[], Scenario]) -> None:
     """As above without a pause: pods that were just evicted are still there, and are not evicted again."""
 
@@ -85,6 +88,7 @@ def test_then_restore(make: Callable[[], Scenario]) -> None:
     assert at_every_boundary(make, then) > 20
 
 
+@pytest.mark.slow
 def test_killed_twice(make: Callable[[], Scenario]) -> None:
     """Killed anywhere, and again somewhere in the next life: the third one finishes with the first one's originals."""
 

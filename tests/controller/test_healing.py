@@ -20,6 +20,8 @@ from tests.agent.test_killed import at_every_boundary
 from tests.agent.worlds import cordoned, dra, exporters, guarded
 from tests.controller.wards import LEASE, PAUSE, SETTLE, healed, lead, led, no_driver_any_more, told
 
+pytestmark = pytest.mark.slow
+
 SOON = SETTLE + PAUSE + 2 * LEASE
 WORLDS = pytest.mark.parametrize("make", [dra, cordoned, exporters], ids=lambda each: each.__name__)
 

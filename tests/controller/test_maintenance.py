@@ -257,6 +257,7 @@ def test_a_failed_node_keeps_its_object_until_it_is_well() -> None:
     play(world, story, maintenance=ON)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", range(1, 121, 10))
 def test_weakness_33_killed_at_any_moment(first: int) -> None:
     """Whenever a controller dies, the next one brings node and object to their end: none is left, and none is made twice."""

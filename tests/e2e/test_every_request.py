@@ -11,7 +11,7 @@ from tests.e2e.command import Running
 from tests.e2e.world import RECORD, StockNode
 from tests.kube.proxy import ApiProxy, Rule
 
-pytestmark = [pytest.mark.kube, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.kube, pytest.mark.deep, pytest.mark.timeout(600)]
 MOST = 40
 """Requests of one run; it makes about 16."""
 
@@ -80,20 +80,15 @@ def finish(node: StockNode, run: Running) -> None:
         assert code in (75, 0), run.error_text()[-3000:]
 
 
-def rounds(config: pytest.Config) -> range:
-    """Once, so that each request is met in one of its two ways; with --deep in both."""
-    return range(2 if config.getoption("deep") else 1)
-
-
-def test_told_to_end_at_every_request(node: StockNode, api_proxy: ApiProxy, pytestconfig: pytest.Config) -> None:
+def test_told_to_end_at_every_request(node: StockNode, api_proxy: ApiProxy) -> None:
     """R3, R4: a SIGTERM at any request, before or after it is done, ends with the node exactly as it was and nobody evicted twice."""
     small_node(node)
-    for number in rounds(pytestconfig):
-        assert stop_at_each(node, api_proxy, Running.terminate, number) >= 10
+    for first_done in (0, 1):  # so that each request is met in both of its ways
+        assert stop_at_each(node, api_proxy, Running.terminate, first_done) >= 10
 
 
-def test_killed_at_every_request(node: StockNode, api_proxy: ApiProxy, pytestconfig: pytest.Config) -> None:
+def test_killed_at_every_request(node: StockNode, api_proxy: ApiProxy) -> None:
     """R3, R4: a SIGKILL at any request, and another run: the node is exactly as it was, and nobody is evicted twice."""
     small_node(node)
-    for number in rounds(pytestconfig):
-        assert stop_at_each(node, api_proxy, Running.kill, 1 - number) >= 10
+    for first_done in (0, 1):
+        assert stop_at_each(node, api_proxy, Running.kill, first_done) >= 10

@@ -103,7 +103,7 @@ def reference(owner: Object) -> Object:
     return link | {"controller": True, "blockOwnerDeletion": True}
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.timeout(180)
 async def test_garbage_collection_of_a_young_kind(space: Space, drivers: str, note: Note) -> None:
     """Orphan takes the owner off; Foreground deletes children first, the owner last. Both wait until the collector knows the kind."""

@@ -224,7 +224,7 @@ async def test_an_extended_resource(space: Space, publish: PublishGpus, note: No
     note("extended_claim_gone_ms", round((time.monotonic() - begun) * 1000))
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.usefixtures("control_plane")  # says where the programs are missing
 @pytest.mark.parametrize("version", ["v1beta1", "v1beta2", "v1alpha3"])
 def test_older_versions_of_the_api(version: str, note: Note) -> None:

@@ -53,7 +53,7 @@ def test_two_instances_side_by_side_and_no_orphans(control_plane: ControlPlane, 
     note("sigkill_to_all_gone_ms", round((time.monotonic() - begun) * 1000))
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.timeout(240)
 def test_apiserver_outage(own_control_plane: ControlPlane, note: Note) -> None:
     """Killed and started again the apiserver comes back with the same data, and the simulated kubelet carries on."""

@@ -205,7 +205,7 @@ async def test_denial_works_per_node(space: Space, source: Source, note: Note) -
         assert await parking.is_denied(0)
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("source", ["node", "config-map"])
 async def test_denial_makes_the_controller_back_off(space: Space, control_plane: ControlPlane, source: Source, note: Note) -> None:
