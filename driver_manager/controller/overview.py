@@ -12,7 +12,7 @@ from typing import Final
 from driver_manager.config import Settings
 from driver_manager.controller.cache import Cache
 from driver_manager.controller.election import read_grants
-from driver_manager.controller.sight import progress_of, situation_of
+from driver_manager.controller.sight import situation_of
 from driver_manager.controller.work import Handlers, what_to_free
 from driver_manager.core.agentreport import with_report
 from driver_manager.core.budget import Tally, count
@@ -23,7 +23,7 @@ from driver_manager.core.policy_groups import FILE_GROUP, Group, Groups, policy_
 from driver_manager.core.record import find_record
 from driver_manager.core.role import Role
 from driver_manager.core.rollout import decide
-from driver_manager.core.rollout_record import Failure
+from driver_manager.core.rollout_record import Failure, progress_of
 from driver_manager.core.rollout_states import Because, State
 from driver_manager.core.situation import Freeing, RolloutSettings, Situation, Turn, Work
 from driver_manager.core.snapshot import NodeView
