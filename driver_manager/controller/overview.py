@@ -220,8 +220,10 @@ def _groups(cache: Cache, policy: UpgradePolicy | None) -> Groups:
 
 
 def _is_worth_a_look(seen: Situation) -> bool:
+    """Whether its pods say more: also while a person has paused it all, who wants to see what is going to stand in the way."""
     if seen.state is State.REQUIRED:
-        return seen.policy is not None and seen.turn.sentence == NO_SLOT
+        is_near = seen.turn.sentence == NO_SLOT or seen.turn.because is Because.PAUSED
+        return seen.policy is not None and is_near
     return seen.state in (State.WAIT_FOR_JOBS, State.POD_DELETION, State.DRAIN)
 
 

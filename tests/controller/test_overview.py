@@ -213,6 +213,11 @@ def test_paused() -> None:
         assert seen.leader.paused == "true"
         assert row(seen, "gpu-1").reason == "Paused"
         assert "paused" in row(seen, "gpu-1").sentence
+        world.add_pod("by-hand", PodSpec(runtime_class="nvidia"), node="gpu-1")
+        await asyncio.sleep(5)
+        seen = await look(world)
+        assert (row(seen, "gpu-1").reason, row(seen, "gpu-2").reason) == ("BlockedByPod", "Paused")
+        assert "pod default/by-hand" in row(seen, "gpu-1").sentence
 
     play(story)
 
