@@ -53,6 +53,10 @@ class ConfigError(DriverManagerError):
     exit_code = Exit.CONFIG
 
 
+class OtherMachine(ConfigError):
+    """This machine is not the node that the settings name."""
+
+
 class Refused(DriverManagerError):
     """Going on would break a rule or a policy."""
 

@@ -12,7 +12,7 @@ from driver_manager.core.seen import Snapshot, host_uses_of, keeps_vfio
 from driver_manager.core.services import units_to_stop
 from driver_manager.core.snapshot import ClaimView, DaemonSetView, HolderScan, HostView, NodeView, Permissions, PodList
 from driver_manager.core.vfio import without_vfio
-from driver_manager.errors import ConfigError, Forbidden, HostError, NotFound
+from driver_manager.errors import ConfigError, Forbidden, HostError, NotFound, OtherMachine
 from driver_manager.ports import Clock, Cluster, Host
 from driver_manager.together import together
 
@@ -82,11 +82,11 @@ class Observer:
         """Makes sure that this machine is the node: without a token that says so, its boot tells.
 
         Raises:
-            ConfigError: it is another machine; what is done to the host would be done to the wrong one.
+            OtherMachine: what is done to the host would be done to the wrong one.
         """
         is_told = bool(seen.identity.node_name) or bool(self._settings.host_tree)
         if not is_told and seen.node.boot_id and seen.host.boot_id and seen.node.boot_id != seen.host.boot_id:
-            raise ConfigError(
+            raise OtherMachine(
                 f"this machine is not the node {seen.node.name}: it has another boot id",
                 hint="run this on the node, for example in its driver pod; `driver-manager status` works from anywhere",
             )

@@ -56,12 +56,12 @@ def _settings_in_words(effective: Effective) -> dict[str, str]:
     return words
 
 
-def _on_node(settings: Settings) -> Settings:
+def _on_node(settings: Settings, hint: str = "set NODE_NAME, or --node-name, to the name of this node (or --no-cluster)") -> Settings:
     """The settings with the node that they are for; a machine without a cluster has a name of its own."""
     if settings.no_cluster:
         return replace(settings, node_name=_open_local(settings).name)
     if not settings.node_name:
-        raise ConfigError("NODE_NAME is not set", hint="set NODE_NAME, or --node-name, to the name of this node (or --no-cluster)")
+        raise ConfigError("NODE_NAME is not set", hint=hint)
     return settings
 
 
@@ -197,7 +197,7 @@ def run_plan(effective: Effective, output: str) -> int:
 
 def run_status(effective: Effective, output: str) -> int:
     """Prints the state of the node."""
-    settings = _on_node(_begin_quietly(effective))
+    settings = _on_node(_begin_quietly(effective), "set NODE_NAME, or --node-name, to the node's name; --all shows all nodes")
 
     async def work() -> int:
         host = _open_host(settings)

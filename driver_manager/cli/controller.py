@@ -79,13 +79,14 @@ def read_policy_file(name: str) -> UpgradePolicy:
         raise ConfigError(f"{what} cannot be read: {error.strerror}", hint="--policy-file: see docs/controller.md") from error
     except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         words = " ".join(str(error).split())
-        raise ConfigError(f"{what} is neither YAML nor JSON: {words}", hint="see docs/controller.md for an example") from error
+        raise ConfigError(f"{what} is neither YAML nor JSON: {words}", hint="docs/controller.md has an example") from error
     if raw is None:
         raise ConfigError(f"{what} is empty", hint="its least content is: autoUpgrade: true")
     try:
         return read_policy(raw)
     except BadPolicy as error:
-        raise ConfigError(f"{what} is not valid: {error}", hint="the fields are those of DriverUpgradePolicySpec") from error
+        hint = "it holds the fields of a policy, at its top level; docs/controller.md has an example"
+        raise ConfigError(f"{what} is not valid: {error}", hint=hint) from error
 
 
 def run_controller(words: FleetWords) -> int:
@@ -121,7 +122,7 @@ async def _serve(settings: ControllerSettings, clock: Clock, stop: asyncio.Event
             await _until_stopped(replica, stop)
     finally:
         await fleet.close()
-    logger.info("end", extra={"exit": int(Exit.DONE), "result": "stopped by a signal; another replica leads"})
+    logger.info("end", extra={"exit": int(Exit.DONE), "result": "stopped by a signal"})
     return int(Exit.DONE)
 
 

@@ -229,7 +229,7 @@ def _leader_lines(seen: Overview) -> list[str]:
     if leader.grants:
         lines.append(f"granted, and about to be cordoned: {', '.join(leader.grants)}")
     if leader.paused:
-        lines.append(f"PAUSED: no node is begun ({leader.paused}); take the annotation {PAUSED_ROLLOUT} off the Lease to go on")
+        lines.append(f"PAUSED: no node is begun until the annotation {PAUSED_ROLLOUT} ({leader.paused}) is taken off the Lease")
     return lines
 
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -13,9 +14,12 @@ from driver_manager.core.labels import is_paused
 from driver_manager.core.plan import Plan, describe
 from driver_manager.core.record import encode, find_record
 from driver_manager.core.report import plan_document, verdict_document
+from driver_manager.core.rollout_record import progress_of
+from driver_manager.core.rollout_states import WORKING, State
 from driver_manager.core.seen import Snapshot
-from driver_manager.errors import DriverManagerError
-from driver_manager.names import DEPLOY_PREFIX, KEEP_CORDON, STATUS
+from driver_manager.core.snapshot import NodeView
+from driver_manager.errors import DriverManagerError, OtherMachine
+from driver_manager.names import DEPLOY_PREFIX, KEEP_CORDON, STATUS, UPGRADE_STATE
 
 COLOURS = {
     Action.KEEP: "dim", Action.AWAIT: "cyan", Action.EVICT: "yellow", Action.LEAVE: "cyan", Action.PARK: "red", Action.REFUSE: "bold red",
@@ -133,6 +137,9 @@ def status(seen: Snapshot, plan: Plan | DriverManagerError, output: str) -> None
     _say(console, f"[bold]{seen.node.name}[/]: ", document["sentence"])
     for line in document["details"]:
         _say(console, "  ", line)
+    if isinstance(plan, OtherMachine):
+        _say(console, "  ", "this machine is another one: `driver-manager plan` on the node shows its driver, and what a run would do")
+        return
     if isinstance(plan, DriverManagerError):
         _say(console, "  ", f"what a run would do now cannot be said: {plan.message}")
         _show_hint(console, plan.hint, "  ")
@@ -156,9 +163,27 @@ def _next(plan: Plan | DriverManagerError) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class Upgrade:
+    """What an upgrade controller has written on a node."""
+
+    state: str = ""
+    """The label's value; empty where nothing is to be done."""
+    is_cordoned: bool = False
+    """Whether its record says that the cordon is the upgrade's."""
+
+    @classmethod
+    def of(cls, node: NodeView) -> "Upgrade":
+        """What stands on this node."""
+        progress, _ = progress_of(node)
+        state = node.labels.get(UPGRADE_STATE, "")
+        return cls("" if state == State.DONE else state, is_cordoned=progress is not None and progress.is_cordoned)
+
+
 def _status_document(seen: Snapshot, plan: Plan | DriverManagerError) -> dict[str, Any]:
-    node, host = seen.node, seen.host
+    node, host = seen.node, None if isinstance(plan, OtherMachine) else seen.host
     found = find_record(node)
+    upgrade = Upgrade.of(node)
     paused = sorted(key for key, value in node.labels.items() if key.startswith(DEPLOY_PREFIX) and is_paused(value))
     said = _parsed(node.annotations.get(STATUS))
     details = []
@@ -167,35 +192,42 @@ def _status_document(seen: Snapshot, plan: Plan | DriverManagerError) -> dict[st
     if found.complaint:
         details.append(found.complaint)
     if node.unschedulable:
-        whose = "by that run" if found.record is not None and found.record.is_cordoned else "by somebody else"
-        details.append(f"cordoned {whose}")
+        by_run = found.record is not None and found.record.is_cordoned
+        details.append(f"cordoned {'by that run' if by_run else 'for its upgrade' if upgrade.is_cordoned else 'by somebody else'}")
+    if upgrade.state:
+        details.append(f"state of its upgrade: {upgrade.state}; `driver-manager status --all` says why")
     if node.annotations.get(KEEP_CORDON) == "true":
         details.append(f"the annotation {KEEP_CORDON} keeps the cordon when the run ends")
     details += [f"paused: {key}" for key in paused]
-    details.append(f"driver loaded: {host.driver_version or 'version unknown'}" if host.is_loaded else "no driver loaded")
-    details += [f"mounted: {mount.target}" for mount in host.mounts]
+    if host is not None:
+        details.append(f"driver loaded: {host.driver_version or 'version unknown'}" if host.is_loaded else "no driver loaded")
+        details += [f"mounted: {mount.target}" for mount in host.mounts]
     if said:
         details.append(f"last word, {said.get('since', '')}: {said.get('reason', '')}: {said.get('message', '')}")
         details += [f"  blocked by {each.get('kind')} {each.get('name')}: {each.get('why')}" for each in said.get("blockers", [])]
     return {
         "node": node.name,
-        "sentence": _state_sentence(found.record is not None, bool(paused), said),
+        "sentence": _state_sentence(found.record is not None, upgrade, bool(paused), said),
         "record": json.loads(encode(found.record)) if found.record is not None else None,
         "status": said,
         "paused": paused,
         "unschedulable": node.unschedulable,
         "policyOwned": seen.is_policy_owned,
-        "driver": host.driver_version,
-        "modules": sorted(host.modules),
-        "holders": _holders(seen),
+        "driver": host.driver_version if host else None,
+        "modules": sorted(host.modules) if host else [],
+        "holders": _holders(seen) if host else [],
         "next": _next(plan),
         "details": details,
     }
 
 
-def _state_sentence(has_record: bool, is_paused_now: bool, said: dict[str, Any]) -> str:
+def _state_sentence(has_record: bool, upgrade: Upgrade, is_paused_now: bool, said: dict[str, Any]) -> str:
     if has_record:
         return "a run is changing this node, or was killed while it did; `driver-manager restore` puts it back"
+    if upgrade.state == State.FAILED:
+        return "its upgrade failed"
+    if upgrade.state in WORKING:
+        return "an upgrade controller has it in work"
     if is_paused_now:
         return "operands are paused by a program that left no record"
     if said.get("phase") == "failed":

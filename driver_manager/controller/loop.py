@@ -23,7 +23,7 @@ from driver_manager.controller.reminders import Reminders
 from driver_manager.controller.restarts import Restarts
 from driver_manager.controller.role import RoleWatch
 from driver_manager.controller.settings import ControllerSettings
-from driver_manager.controller.sight import progress_of, situation_of
+from driver_manager.controller.sight import situation_of
 from driver_manager.controller.telling import Telling
 from driver_manager.controller.work import FREED_AT_ONCE, Handlers, Job, Worker, what_to_free
 from driver_manager.controller.workers import Workers
@@ -36,7 +36,7 @@ from driver_manager.core.following import follow
 from driver_manager.core.policy_groups import Groups, policy_groups
 from driver_manager.core.role import Standing
 from driver_manager.core.rollout import decide, may_only_restart
-from driver_manager.core.rollout_record import Progress, encode
+from driver_manager.core.rollout_record import Progress, encode, progress_of
 from driver_manager.core.rollout_states import BEFORE_RESTART, Because, State, state_of
 from driver_manager.core.selectors import parse_selector
 from driver_manager.core.situation import Decision, Situation, Stay, Turn, Work

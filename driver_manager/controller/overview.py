@@ -12,18 +12,18 @@ from typing import Final
 from driver_manager.config import Settings
 from driver_manager.controller.cache import Cache
 from driver_manager.controller.election import read_grants
-from driver_manager.controller.sight import progress_of, situation_of
+from driver_manager.controller.sight import situation_of
 from driver_manager.controller.work import Handlers, what_to_free
 from driver_manager.core.agentreport import with_report
 from driver_manager.core.budget import Tally, count
 from driver_manager.core.fleet import FleetEvent, Kind, LeaseView, NotServed
 from driver_manager.core.following import follow
 from driver_manager.core.parking import Means, means_for
-from driver_manager.core.policy_groups import FILE_GROUP, Groups, policy_groups
+from driver_manager.core.policy_groups import FILE_GROUP, Group, Groups, policy_groups
 from driver_manager.core.record import find_record
 from driver_manager.core.role import Role
 from driver_manager.core.rollout import decide
-from driver_manager.core.rollout_record import Failure
+from driver_manager.core.rollout_record import Failure, progress_of
 from driver_manager.core.rollout_states import Because, State
 from driver_manager.core.situation import Freeing, RolloutSettings, Situation, Turn, Work
 from driver_manager.core.snapshot import NodeView
@@ -38,6 +38,7 @@ MAX_LOOKS: Final = 10
 SEEN: Final = tuple(kind for kind in Kind if kind not in (Kind.BUDGETS, Kind.MAINTENANCES))
 """What anybody can be expected to have the right to list, and what there is without settings."""
 NO_SLOT: Final = "waits for its turn"
+NO_POLICY: Final = "there is no ClusterPolicy and no NVIDIADriver; a policy file of the controller's is seen with --policy-file FILE"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,8 +187,9 @@ async def overview(fleet: Fleet, cache: Cache, leader: Leader, now: float, setti
     groups = _groups(cache, policy)
     tally, rows = Tally(), []
     looks = 0
+    because = Because.PAUSED if leader.paused else Because.NO_SLOT
     for node in sorted(cache.nodes.values(), key=lambda each: each.name):
-        turn = Turn(sentence=leader.waiting.get(groups.of(node.labels).name, NO_SLOT))
+        turn = Turn(because=because, sentence=leader.waiting.get(groups.of(node.labels).name, NO_SLOT))
         seen = situation_of(node, cache, groups, RolloutSettings(), now, turn)
         if seen.daemon_set is None and seen.state is State.UNKNOWN:
             continue  # no driver of the operator's concerns it
@@ -210,14 +212,18 @@ def _groups(cache: Cache, policy: UpgradePolicy | None) -> Groups:
     records = [found for node in cache.nodes.values() if (found := progress_of(node)[0]) is not None and found.policy == FILE_GROUP]
     if policy is None and records:
         policy = read_policy(max(records, key=lambda each: each.since).rules)
+    if policy is None and not sources:
+        return Groups(everybody=Group("", None, NO_POLICY))
     return policy_groups(
         [each for each in sources if each.kind == "ClusterPolicy"], [each for each in sources if each.kind == "NVIDIADriver"], policy
     )
 
 
 def _is_worth_a_look(seen: Situation) -> bool:
+    """Whether its pods say more: also while a person has paused it all, who wants to see what is going to stand in the way."""
     if seen.state is State.REQUIRED:
-        return seen.policy is not None and seen.turn.sentence == NO_SLOT
+        is_near = seen.turn.sentence == NO_SLOT or seen.turn.because is Because.PAUSED
+        return seen.policy is not None and is_near
     return seen.state in (State.WAIT_FOR_JOBS, State.POD_DELETION, State.DRAIN)
 
 
@@ -265,7 +271,7 @@ def _row(seen: Situation, leader: Leader) -> Row:
         reason=rest.because.value if rest is not None else (progress.reason if progress else ""),
         since=progress.since if progress else 0.0,
         group=seen.group,
-        target=(progress.target if progress else "") or seen.wanted,
+        target=(progress.target if progress and seen.state is not State.DONE else "") or seen.wanted,
         cordoned_by=_cordoned_by(seen.node, is_ours=bool(progress and progress.is_cordoned)),
         attempt=progress.attempt if progress else 0,
         last_failure=progress.failures[-1] if progress and progress.failures else None,

@@ -2,11 +2,11 @@
 
 from driver_manager.controller.cache import Cache
 from driver_manager.core.policy_groups import Groups
-from driver_manager.core.rollout_record import BadProgress, Progress, decode
+from driver_manager.core.rollout_record import progress_of
 from driver_manager.core.rollout_states import state_of
 from driver_manager.core.situation import RolloutSettings, Situation, Turn
 from driver_manager.core.snapshot import NodeView
-from driver_manager.names import ROLLOUT, UPGRADE_STATE
+from driver_manager.names import UPGRADE_STATE
 
 
 def situation_of(node: NodeView, cache: Cache, groups: Groups, settings: RolloutSettings, now: float, turn: Turn) -> Situation:
@@ -33,15 +33,3 @@ def situation_of(node: NodeView, cache: Cache, groups: Groups, settings: Rollout
         turn=turn,
         settings=settings,
     )
-
-
-def progress_of(node: NodeView) -> tuple[Progress | None, str]:
-    """The node's record, and what is wrong with it; another node's is none."""
-    text = node.annotations.get(ROLLOUT)
-    if text is None:
-        return None, ""
-    try:
-        progress = decode(text)
-    except BadProgress as error:
-        return None, str(error)
-    return (progress, "") if progress.node == node.uid else (None, "")

@@ -15,6 +15,7 @@ from driver_manager.core.role import Standing
 from driver_manager.core.rollout_states import Because, State
 from driver_manager.core.situation import Decision, Move, Situation, Stay
 from driver_manager.core.snapshot import NodeView
+from driver_manager.core.upgrade_policy import written_policy
 from driver_manager.errors import ClusterError
 from driver_manager.ports import Clock, Fleet
 
@@ -116,9 +117,11 @@ class Telling:
 
     def stays(self, node: NodeView, stay: Stay, before: Stay | None) -> None:
         """A node waits for something else than before."""
-        logger.debug("node stays", extra={"node": node.name, "reason": stay.because, "why": stay.sentence})
         is_new = before is None or before.because is not stay.because
-        if stay.because in WORTH_AN_EVENT or (is_new and stay.because in ONE_EVENT):
+        is_news = stay.because in WORTH_AN_EVENT or (is_new and stay.because in ONE_EVENT)
+        level = logging.INFO if is_news else logging.DEBUG
+        logger.log(level, "node stays", extra={"node": node.name, "reason": stay.because, "why": stay.sentence})
+        if is_news:
             self._event(node, stay.because, stay.sentence, is_warning=True)
 
     def healing(self, node: NodeView, treatment: Treatment) -> None:
@@ -159,7 +162,9 @@ class Telling:
         """Other policies count now."""
         every = [groups.everybody] if groups.everybody else list(groups.by_owner.values())
         for group in every:
-            logger.info("policy", extra={"group": group.name, "upgrades": group.policy is not None, "why": group.why_not})
+            policy = group.policy
+            said = {"why": group.why_not} if policy is None else written_policy(policy)
+            logger.info("policy", extra={"group": group.name or "nodes of no policy", "upgrades": policy is not None, **said})
         for source, problem in groups.problems.items():
             logger.warning("a policy is not valid: it starts nothing", extra={"source": source, "problem": problem})
         for source, note in groups.notes.items():

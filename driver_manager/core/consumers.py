@@ -87,11 +87,20 @@ class Verdict:
     """Whether it goes after all others: their clean-up needs it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Allowing:
+    """What lets pods go that are refused, in the words of who decides: the agent's variables, or the fields of an upgrade policy."""
+
+    unmanaged: str = "DRAIN_USE_FORCE=true"
+    empty_dir: str = "DRAIN_DELETE_EMPTYDIR_DATA=true"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodPolicy:
     """All that verdicts depend on besides the pod."""
 
     settings: Settings
+    allowing: Allowing = Allowing()
     identity: Identity = field(default_factory=Identity)
     runtime_handlers: Mapping[str, str] | None = None
     claims: Mapping[tuple[str, str], ClaimView] = field(default_factory=dict)
@@ -314,7 +323,7 @@ def _stubborn(pod: PodView, policy: PodPolicy, found: tuple[Use, ...]) -> Verdic
 def _unmanaged(pod: PodView, policy: PodPolicy, found: tuple[Use, ...]) -> Verdict | None:
     if pod.owner is None and not policy.settings.drain_use_force:
         sentence = f"{_words(found)}, and no controller would make it again"
-        return Verdict(pod, Action.REFUSE, Reason.UNMANAGED, sentence, "DRAIN_USE_FORCE=true, or delete the pod")
+        return Verdict(pod, Action.REFUSE, Reason.UNMANAGED, sentence, f"{policy.allowing.unmanaged}, or delete the pod")
     return None
 
 
@@ -322,7 +331,7 @@ def _empty_dir(pod: PodView, policy: PodPolicy, found: tuple[Use, ...]) -> Verdi
     """The launcher of a virtual machine keeps nothing of worth in such a volume: whether it may go is the machine's affair."""
     if pod.has_empty_dir and not policy.settings.drain_delete_emptydir_data and virtual_machine(pod) is None:
         sentence = f"{_words(found)}, and would lose the data in its emptyDir volume"
-        return Verdict(pod, Action.REFUSE, Reason.EMPTY_DIR, sentence, "DRAIN_DELETE_EMPTYDIR_DATA=true, or delete the pod")
+        return Verdict(pod, Action.REFUSE, Reason.EMPTY_DIR, sentence, f"{policy.allowing.empty_dir}, or delete the pod")
     return None
 
 
@@ -378,8 +387,8 @@ def drain_verdict(pod: PodView, policy: PodPolicy) -> Verdict:
     if pod.is_terminating:
         return Verdict(pod, Action.AWAIT, Reason.TERMINATING, "is already terminating")
     if pod.owner is None and not settings.drain_use_force:
-        return Verdict(pod, Action.REFUSE, Reason.UNMANAGED, "has no controller to make it again", "DRAIN_USE_FORCE=true")
+        return Verdict(pod, Action.REFUSE, Reason.UNMANAGED, "has no controller to make it again", policy.allowing.unmanaged)
     if pod.has_empty_dir and not settings.drain_delete_emptydir_data and virtual_machine(pod) is None:
         sentence = "would lose the data in its emptyDir volume"
-        return Verdict(pod, Action.REFUSE, Reason.EMPTY_DIR, sentence, "DRAIN_DELETE_EMPTYDIR_DATA=true")
+        return Verdict(pod, Action.REFUSE, Reason.EMPTY_DIR, sentence, policy.allowing.empty_dir)
     return Verdict(pod, Action.EVICT, Reason.NO_GPU, "is on the node that is drained")

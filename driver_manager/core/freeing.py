@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from driver_manager.config import Settings
-from driver_manager.core.consumers import Action, PodPolicy, Reason, Verdict, drain_verdict, labels_of_consumers, verdicts
+from driver_manager.core.consumers import Action, Allowing, PodPolicy, Reason, Verdict, drain_verdict, labels_of_consumers, verdicts
 from driver_manager.core.hold import Hold
 from driver_manager.core.labels import labels_to_pause
 from driver_manager.core.parking import Means
@@ -20,6 +20,8 @@ from driver_manager.names import PAUSED
 from driver_manager.operands import OPERANDS
 
 OPERAND_LABELS = frozenset(operand.label for operand in OPERANDS)
+BY_DELETION = Allowing("podDeletion.force: true in the upgrade policy", "podDeletion.deleteEmptyDir: true in the upgrade policy")
+BY_DRAIN = Allowing("drain.force: true in the upgrade policy", "drain.deleteEmptyDir: true in the upgrade policy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ def pods_to_free(node: NodeView, pods: Iterable[PodView], policy: UpgradePolicy,
         consumer_selector=deletion.pod_selector,
     )
     pods = tuple(pods)
-    known = _pod_policy(node, pods, settings, users)
+    known = _pod_policy(node, pods, settings, users, BY_DELETION)
     found = [each for each in verdicts(pods, known) if not _is_the_agents(each, known)]
     return _sorted([each for each in found if _is_reported(each, users)] if users.reported else found, known)
 
@@ -77,14 +79,15 @@ def pods_to_drain(node: NodeView, pods: Iterable[PodView], policy: UpgradePolicy
         drain_pod_selector=drain.pod_selector,
     )
     pods = tuple(pods)
-    known = _pod_policy(node, pods, settings, users)
+    known = _pod_policy(node, pods, settings, users, BY_DRAIN)
     found = [drain_verdict(pod, known) for pod in pods]
     return _sorted([each for each in found if not _is_the_agents(each, known)], known)
 
 
-def _pod_policy(node: NodeView, pods: tuple[PodView, ...], settings: Settings, users: Users) -> PodPolicy:
+def _pod_policy(node: NodeView, pods: tuple[PodView, ...], settings: Settings, users: Users, allowing: Allowing) -> PodPolicy:
     known = PodPolicy(
         settings=settings,
+        allowing=allowing,
         claims=users.claims,
         runtime_handlers=users.runtime_handlers,
         node_labels=node.labels,
@@ -129,7 +132,7 @@ def _sorted(found: list[Verdict], known: PodPolicy) -> ToFree:
     parked = frozenset(f"{each.pod.namespace}/{each.pod.owner.name}" for each in daemons if each.pod.owner and each.action is Action.PARK)
     is_tainted = any(each.action is Action.EVICT for each in daemons)
     refusals = tuple(
-        f"pod {each.pod.ref} {each.sentence}{f' ({each.setting} would change that)' if each.setting else ''}"
+        f"pod {each.pod.ref} {each.sentence}{f' (what would change that: {each.setting})' if each.setting else ''}"
         for each in found
         if each.action is Action.REFUSE
     )

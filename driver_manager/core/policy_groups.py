@@ -55,7 +55,9 @@ def policy_groups(
 ) -> Groups:
     """The groups that follow from what is there."""
     if from_file is not None:
-        return Groups(everybody=Group(FILE_GROUP, from_file if from_file.auto_upgrade else None, "the file's autoUpgrade is false"))
+        is_on = from_file.auto_upgrade
+        everybody = Group(FILE_GROUP, from_file) if is_on else Group(FILE_GROUP, None, "autoUpgrade of the policy file is not true")
+        return Groups(everybody=everybody)
     problems: dict[str, str] = {}
     notes: dict[str, str] = {}
     active = min(cluster_policies, key=lambda each: (each.created, each.name), default=None)

@@ -111,7 +111,7 @@ def _without_rollout(node: NodeView, *, is_state_ours: bool) -> Undo:
     elif text is not None:
         gone[ROLLOUT] = None
     if label is not None and state_of(label) is None:
-        left.append(f"the label {UPGRADE_STATE} is {label!r}, which is no state: take it off")
+        left.append(f"the label {UPGRADE_STATE} is {label!r}, which is no state: take it off, and run cleanup again")
     elif is_state_ours:
         labels = {UPGRADE_STATE: None} if label is not None else {}
         gone |= {key: None for key in OF_AN_UPGRADE if key in node.annotations}

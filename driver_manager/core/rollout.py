@@ -368,7 +368,7 @@ def _freeing_words(situation: Situation) -> str:
 
 def _late_words(situation: Situation) -> str:
     blockers = situation.freeing.blockers if situation.freeing else ()
-    return f"the time for it is over, and still there are {_some(blockers)}" if blockers else "the time for it is over"
+    return f"the time for it is over, and still there: {_some(blockers)}" if blockers else "the time for it is over"
 
 
 def _maintenance(situation: Situation) -> Step:

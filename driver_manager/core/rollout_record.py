@@ -9,7 +9,9 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
+from driver_manager.core.snapshot import NodeView
 from driver_manager.core.upgrade_policy import recorded_policy
+from driver_manager.names import ROLLOUT
 
 MAX_BYTES: Final = 8 * 1024
 MAX_FAILURES: Final = 3
@@ -112,3 +114,15 @@ def decode(text: str) -> Progress:
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise BadProgress(str(error)) from error
     return progress
+
+
+def progress_of(node: NodeView) -> tuple[Progress | None, str]:
+    """The node's record, and what is wrong with it; another node's is none."""
+    text = node.annotations.get(ROLLOUT)
+    if text is None:
+        return None, ""
+    try:
+        progress = decode(text)
+    except BadProgress as error:
+        return None, str(error)
+    return (progress, "") if progress.node == node.uid else (None, "")

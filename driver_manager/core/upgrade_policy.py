@@ -174,19 +174,20 @@ class _Reader:
 
     def __init__(self, raw: object, path: str) -> None:
         self._path = path
-        self._known: set[str] = set()
+        self._known: dict[str, None] = {}
+        """In the order in which they are asked for."""
         self.problems: list[str] = []
         self._raw: Mapping[str, Any] = raw if isinstance(raw, Mapping) else {}
         if not isinstance(raw, Mapping):
-            self.problems.append(f"{path.rstrip('.') or 'the policy'} is {_shown(raw)}, and has to be an object")
+            self.problems.append(f"{path.rstrip('.') or 'the policy'} is {_shown(raw)}, and has to be an object with fields of its own")
 
     def _value(self, name: str, default: Any) -> Any:
-        self._known.add(name)
+        self._known[name] = None
         value = self._raw.get(name)
         return default if value is None else value
 
     def _wrong(self, name: str, value: object, allowed: str) -> None:
-        self.problems.append(f"{self._path}{name} is {_shown(value)}; allowed {allowed}")
+        self.problems.append(f"{self._path}{name} is {_shown(value)} (allowed {allowed})")
 
     def part(self, name: str) -> "_Reader":
         return _Reader(self._value(name, {}), f"{self._path}{name}.")
@@ -225,7 +226,7 @@ class _Reader:
         try:
             selector = parse_selector(value)
         except ValueError as error:
-            self._wrong(name, value, f"is a label selector: {error}")
+            self._wrong(name, value, f"is what kubectl --selector takes, such as app=training,tier!=web: {error}")
             return Selector()
         if whose := _never_selected(selector):
             self._wrong(name, value, f"is a label selector that does not select {whose} pods")
@@ -233,7 +234,8 @@ class _Reader:
 
     def unknown(self) -> list[str]:
         """Fields that nobody reads: a misspelt limit must not mean the default."""
-        return [f"{self._path}{name} is not known" for name in sorted(self._raw, key=str) if name not in self._known]
+        found = [f"{self._path}{name} is not known" for name in sorted(self._raw, key=str) if name not in self._known]
+        return [*found[:-1], f"{found[-1]} (known are {', '.join(self._known)})"] if found else []
 
 
 def _never_selected(selector: Selector) -> str:

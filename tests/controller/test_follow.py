@@ -310,7 +310,7 @@ def test_who_cannot_go_is_said_and_tried_again() -> None:
         stay = stage.controller.stays["gpu-1"]
         assert stay.because.value == "NotFreed"
         assert "pod default/by-hand runs under the runtime class nvidia" in stay.sentence
-        assert "DRAIN_USE_FORCE" in stay.sentence
+        assert "podDeletion.force: true" in stay.sentence
 
     play(story, pod_grace=20.0)
 
@@ -503,7 +503,7 @@ def test_a_hidden_holder_that_the_agent_names_is_evicted(operator: bool) -> None
         status_of(world, "gpu-1", uids["by"])
         await asyncio.sleep(5)
         assert "by-hand" in stage.controller.stays["gpu-1"].sentence
-        assert "DRAIN_USE_FORCE" in stage.controller.stays["gpu-1"].sentence
+        assert "podDeletion.force: true" in stage.controller.stays["gpu-1"].sentence
         await stage.until_done()
         stage.assert_nothing_twice()
 

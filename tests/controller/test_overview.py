@@ -211,7 +211,13 @@ def test_paused() -> None:
         await asyncio.sleep(10)
         seen = await look(world)
         assert seen.leader.paused == "true"
+        assert row(seen, "gpu-1").reason == "Paused"
         assert "paused" in row(seen, "gpu-1").sentence
+        world.add_pod("by-hand", PodSpec(runtime_class="nvidia"), node="gpu-1")
+        await asyncio.sleep(5)
+        seen = await look(world)
+        assert (row(seen, "gpu-1").reason, row(seen, "gpu-2").reason) == ("BlockedByPod", "Paused")
+        assert "pod default/by-hand" in row(seen, "gpu-1").sentence
 
     play(story)
 
@@ -229,6 +235,40 @@ def test_a_policy_file_shows_from_the_records() -> None:
         assert row(seen, "gpu-2").reason == "NoSlot"
 
     play(story, policy_file=POLICY, policy={"autoUpgrade": False})
+
+
+def test_a_policy_file_that_nothing_shows() -> None:
+    """Before the first node is begun under it: that there is none is not claimed, and how it is seen is said."""
+
+    async def story(world: FleetWorld, _: asyncio.Task[None]) -> None:
+        world.remove_policy("ClusterPolicy", "cluster-policy")
+        (group,) = (await look(world)).groups
+        assert "no policy file" not in group.why_not
+        assert "--policy-file" in group.why_not
+        (group,) = (await look(world, read_policy(POLICY))).groups
+        assert (group.name, group.why_not) == ("file", "")
+
+    play(story, policy_file=POLICY)
+
+
+def test_the_target_of_a_node_at_rest() -> None:
+    """A driver that is wanted again after all: a node that never got the other one shows the one that it has."""
+
+    async def story(world: FleetWorld, _: asyncio.Task[None]) -> None:
+        world.new_driver("two")
+        await asyncio.sleep(600)
+        before = row(await look(world), "gpu-4").target
+        world.behave(start_seconds=60.0)
+        world.new_driver("three")
+        await asyncio.sleep(20)
+        assert row(await look(world), "gpu-4").target != before
+        world.new_driver("two")
+        await asyncio.sleep(5)
+        last = row(await look(world), "gpu-4")
+        assert (last.state, last.reason) == ("upgrade-done", "UpToDate")
+        assert last.target == before
+
+    play(story)
 
 
 def test_no_controller_at_all() -> None:

@@ -130,8 +130,8 @@ def test_the_table_keeps_what_it_always_keeps(fields: dict[str, Any]) -> None:
     [
         ({"labels": {DRAIN_SKIP: "true"}}, DRAIN_SKIP),
         ({"annotations": {MIRROR: "x"}}, "static pod"),
-        ({"owner": None}, "DRAIN_USE_FORCE"),
-        ({"has_empty_dir": True}, "emptyDir"),
+        ({"owner": None}, "podDeletion.force: true"),
+        ({"has_empty_dir": True}, "podDeletion.deleteEmptyDir: true"),
     ],
 )
 def test_the_table_refuses_what_it_always_refuses(fields: dict[str, Any], words: str) -> None:

@@ -38,7 +38,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "only a sign": ({"maxUnavailable": "%"}, "maxUnavailable is '%'"),
     "a share with a line end": ({"maxUnavailable": "25%\n"}, "maxUnavailable is '25%\\n'"),
     "unknown field": ({"maxUnavalable": 1}, "maxUnavalable is not known"),
-    "unknown field of a part": ({"drain": {"enabled": True}}, "drain.enabled is not known"),
+    "unknown field of a part": ({"drain": {"enabled": True}}, "drain.enabled is not known (known are enable, force, podSelector,"),
     "Helm's name": ({"gpuPodDeletion": {}}, "gpuPodDeletion is not known"),
     "a part that is none": ({"drain": True}, "drain is True, and has to be an object"),
     "a selector that does not parse": ({"drain": {"podSelector": "a b"}}, "drain.podSelector is 'a b'"),
