@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+from collections.abc import Collection
+from typing import Any, Final
 
 from driver_manager.controller.conditions import Conditions
 from driver_manager.controller.election import Election, LostLease
@@ -13,6 +15,9 @@ from driver_manager.ports import Clock, Fleet
 from driver_manager.together import first_error
 
 logger = logging.getLogger(__name__)
+
+MOST_PLACES: Final = 40
+"""Of what still runs, told in one line of the log."""
 
 
 class Replica:
@@ -48,17 +53,33 @@ class Replica:
             raise
 
     async def _lead(self) -> None:
+        """All parts side by side; none of them ends but by an error."""
+        works = {"lease": self.election.keep(), "events": self.telling.run(), "nodes": self.controller.lead()}
+        works["conditions"] = self.conditions.run()
+        parts = [asyncio.create_task(work, name=name) for name, work in works.items()]
         try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self.election.keep())
-                tasks.create_task(self.telling.run())
-                tasks.create_task(self.controller.lead())
-                tasks.create_task(self.conditions.run())
-        except BaseExceptionGroup as errors:
-            error = first_error(errors)
-            if isinstance(error, LostLease):
-                raise TakenOver(f"the Lease is lost: {error}", hint="another replica leads") from None
-            raise error from None
+            (ended, *_), _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await self._end(parts)
+        error = ended.exception() or RuntimeError(f"{ended.get_name()} ended by itself")
+        if isinstance(error, BaseExceptionGroup):
+            error = first_error(error)
+        if isinstance(error, LostLease):
+            raise TakenOver(f"the Lease is lost: {error}", hint="another replica leads") from None
+        raise error from None
+
+    async def _end(self, parts: Collection[asyncio.Task[None]]) -> None:
+        """Cancels all parts. One that does not end is named and left: a replica that leads no more has to make room for a new life."""
+        for part in parts:
+            part.cancel()
+        ended, left = await asyncio.wait(parts, timeout=2 * self.settings.request_timeout)
+        for part in ended:
+            if not part.cancelled():
+                part.exception()  # it was looked at
+        if left:
+            names = sorted(part.get_name() for part in left)
+            at = sorted(_place(task) for task in asyncio.all_tasks() - {asyncio.current_task()})
+            logger.error("parts of this replica do not end, and are left", extra={"parts": names, "at": at[:MOST_PLACES]})
 
     async def _finish(self) -> None:
         """Lets what is under way come to its answer: what the next leader then reads is all that this one did."""
@@ -73,3 +94,13 @@ class Replica:
             await asyncio.shield(self.election.resign())
         except ClusterError as error:
             logger.warning("the Lease could not be given up: another replica leads when it is over", extra={"error": error.message})
+
+
+def _place(task: asyncio.Task[Any]) -> str:
+    """Where a task waits, coroutine by coroutine from the outside in."""
+    places = list[str]()
+    each: Any = task.get_coro()
+    while (frame := getattr(each, "cr_frame", None)) is not None:
+        places.append(f"{frame.f_code.co_qualname}:{frame.f_lineno}")
+        each = getattr(each, "cr_await", None)
+    return " > ".join(places)

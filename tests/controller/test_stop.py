@@ -161,3 +161,30 @@ def test_a_lost_lease_is_an_error_with_its_own_code() -> None:
         assert caught.value.exit_code is Exit.AGAIN
 
     run_virtual(story())
+
+
+def test_a_part_that_does_not_end_is_named_and_left(caplog: pytest.LogCaptureFixture) -> None:
+    """R9, R10: a replica that has lost the Lease ends in its time, even where something of it does not hear that it should."""
+    world = FleetWorld(1, nodes=1, policy=POLICY)
+
+    async def hears_nothing() -> None:
+        for _ in range(2):
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+
+    async def story() -> None:
+        life = world.controller()
+        replica = Replica(life.fleet, life.clock, ControllerSettings())
+        replica.conditions.run = hears_nothing  # type: ignore[method-assign]
+        task = asyncio.create_task(replica.run())
+        await asyncio.sleep(5)
+        world.faults.on("write_lease", Fail(lambda: Unreachable("no answer")), times=None)
+        with pytest.raises(TakenOver):
+            await asyncio.wait_for(task, 60)
+        (left,) = [each for each in asyncio.all_tasks() if each.get_name() == "conditions"]
+        left.cancel()
+
+    run_virtual(story())
+    (told,) = [each for each in caplog.records if "do not end" in each.getMessage()]
+    assert vars(told)["parts"] == ["conditions"]
+    assert any("hears_nothing" in place for place in vars(told)["at"])
