@@ -24,7 +24,8 @@ OWN_NAME: Final = "driver-manager"
 """Value of NAME_LABEL on this program's own pods."""
 
 PARK: Final = "nvidia.com/gpu-driver-manager.park"
-"""Label of a DaemonSet, `true`: it may be kept off a node by an admission policy while the node's driver is away."""
+"""Label of a DaemonSet, `true`: it may be kept off a node by an admission policy while the node's driver is away. Any other value
+is an opt-out, whatever a policy names."""
 PARKED: Final = "nvidia.com/gpu-driver-manager.parked"
 """Node label and annotation: DaemonSets that an admission policy keeps off this node. Also gate and label of pods kept off."""
 PROBE: Final = "nvidia.com/gpu-driver-manager.probe"

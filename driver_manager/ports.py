@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from driver_manager.core.fleet import EventNote, FleetEvent, Kind, LeaseView, MaintenanceOrder, MaintenanceView, PolicySource
+from driver_manager.core.fleet import EventNote, FleetEvent, FleetSet, Kind, LeaseView, MaintenanceOrder, MaintenanceView, PolicySource
 from driver_manager.core.parking import Tried
 from driver_manager.core.record import NodeChange as RecordChange
 from driver_manager.core.situation import NodeChange as RolloutChange
@@ -146,6 +146,14 @@ class Fleet(Cluster, Protocol):
         """Follows all objects of a kind without end: first `Listed` (or `NotServed`), then changes; `Listed` again after a gap.
 
         A kind that is not served is looked for again about once a minute.
+
+        Raises (while iterating):
+            Forbidden: it may not list or watch. Everything else is tried again.
+        """
+        ...
+
+    def follow_set(self, ref: str) -> AsyncIterator[FleetSet | None]:
+        """Follows one DaemonSet (`namespace/name`) of any namespace without end: as it is now, with its status; None while there is none.
 
         Raises (while iterating):
             Forbidden: it may not list or watch. Everything else is tried again.

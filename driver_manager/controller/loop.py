@@ -66,7 +66,7 @@ class Controller:
         self._election, self._telling = election, telling
         self._handlers = Handlers(fleet, clock.now)
         self.cache = Cache(self._policies_changed)
-        self.parking = Parking(fleet, clock, settings, election, self.cache)
+        self.parking = Parking(fleet, clock, settings, election, self.cache, self._spawn)
         self.role = RoleWatch(fleet, clock, settings, self._role_changed)
         self.healer = Healer(fleet, clock, settings, election, telling, self.cache, self.role, self._remind_in)
         self.tally = Tally()
@@ -218,6 +218,7 @@ class Controller:
         if groups != self.groups:
             self.groups = groups
             self._telling.policies(groups)
+            self.parking.opt_ins.keep(groups.parked)
             self._dirty.update(dict.fromkeys(self.cache.nodes))
 
     # Deciding -------------------------------------------------------------------------------------------------------
@@ -542,8 +543,8 @@ class Controller:
             return None
         try:
             pods = await self._fleet.pods_on(name)
-            means = await self.parking.means(node)
             policy, settings = situation.policy, self._settings.agent
+            means = await self.parking.means(node, policy)
             todo = await what_to_free(self._fleet, self._handlers, settings, node, pods.items, policy, Work.FREE, means)
             never = never_evicted(todo.evict, self.cache.budgets(pod.namespace for pod in todo.evict))
         except ClusterError as error:

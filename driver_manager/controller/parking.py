@@ -6,14 +6,16 @@ a pod with our gate whose node is not parked for its DaemonSet is let go by whoe
 
 import asyncio
 import logging
-from collections.abc import Collection
-from typing import Final
+from collections.abc import Callable, Collection, Coroutine
+from typing import Any, Final
 
 from driver_manager.controller.cache import Cache
 from driver_manager.controller.election import Election
+from driver_manager.controller.optins import OptIns
 from driver_manager.controller.settings import ControllerSettings
 from driver_manager.core.fleet import FleetPod, FleetSet
 from driver_manager.core.hold import Hold, parked_on
+from driver_manager.core.optin import PARK_FIELD, asker, opt_in_problem
 from driver_manager.core.parking import (
     MOST_PARKED_NODES,
     TOO_MANY_PARKED,
@@ -22,12 +24,12 @@ from driver_manager.core.parking import (
     held_up,
     is_parked_for,
     means_for,
-    opt_in_problem,
     strangers_on,
     woken,
 )
 from driver_manager.core.rollout_record import MAX_PARKED, progress_of
 from driver_manager.core.snapshot import NodeView, PodView
+from driver_manager.core.upgrade_policy import UpgradePolicy
 from driver_manager.errors import ClusterError, Conflict, NotFound, Refused
 from driver_manager.names import PARKED
 from driver_manager.ports import Clock, Fleet, NodePatch
@@ -47,13 +49,17 @@ HELD_UP_SECONDS: Final = 2.0
 IDLE: Final = 3600.0
 AT_ONCE: Final = 8
 
+Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+"""Has something run beside the loop."""
+
 
 class Parking:
     """The leader's."""
 
-    def __init__(self, fleet: Fleet, clock: Clock, settings: ControllerSettings, election: Election, cache: Cache) -> None:
+    def __init__(self, fleet: Fleet, clock: Clock, settings: ControllerSettings, election: Election, cache: Cache, spawn: Spawn) -> None:
         self._fleet, self._clock, self._settings = fleet, clock, settings
         self._election, self._cache = election, cache
+        self.opt_ins = OptIns(fleet, cache, spawn, self.wake)
         self._wake = asyncio.Event()
         self._why_not, self._believed_until = "", 0.0
         self._lacking: dict[str, float] = {}
@@ -66,12 +72,14 @@ class Parking:
 
     # Before ---------------------------------------------------------------------------------------------------------
 
-    async def means(self, node: NodeView) -> Means:
-        """What there is to keep a DaemonSet off a node."""
-        opted_in = list(self._cache.parkable.values())
+    async def means(self, node: NodeView, policy: UpgradePolicy) -> Means:
+        """What there is to keep a DaemonSet off a node that is upgraded under a policy."""
+        named = policy.pod_deletion.park
+        opted_in = await self.opt_ins.of(named)
         return means_for(
             node,
             opted_in=opted_in,
+            named=named,
             operator_sets=self._cache.sets.values(),
             own_namespace=self._settings.lease_namespace,
             why_not=await self._policies() if opted_in else "",
@@ -123,7 +131,7 @@ class Parking:
 
     def wake(self) -> None:
         """Something has changed that may concern parked pods."""
-        if self._cache.gated or self._cache.parkable:
+        if self._cache.gated or self._cache.parkable or self.opt_ins.names:
             self._wake.set()
 
     async def run(self) -> None:
@@ -135,7 +143,7 @@ class Parking:
             self._tell()
             stuck = [pod for pod in self._cache.gated.values() if self._is_stuck(pod)]
             await asyncio.gather(*(self._let_go(pod) for pod in stuck))
-            for daemon_set in list(self._cache.parkable.values()):
+            for daemon_set in self.opt_ins.all():
                 await self._heal(daemon_set)
             pause = self._pause(pause, is_busy=bool(stuck))
 
@@ -196,9 +204,11 @@ class Parking:
         """Says once what a person should know of: opt-ins that are refused, updates that wait, foreign entries."""
         now = set[tuple[str, str]]()
         busy = frozenset(owner for node in self._cache.nodes.values() if PARKED in node.labels for owner in parked_on(node))
-        for each in self._cache.parkable.values():
+        named = self.opt_ins.names
+        now |= {(ref, f"{PARK_FIELD} of a policy names it, and it is not there") for ref in self.opt_ins.missing}
+        for each in self.opt_ins.all():
             if problem := opt_in_problem(each, self._settings.lease_namespace):
-                now.add((each.ref, f"it is not parked though its label asks for it: {problem}"))
+                now.add((each.ref, f"it is not parked though {asker(each, named)}: {problem}"))
             elif each.is_rolling and each.ref in busy:
                 now.add((each.ref, "it is parked, and a rolling update that was begun meanwhile waits for that to end"))
         for node in self._cache.nodes.values():

@@ -105,8 +105,8 @@ class Told:
 class Keeper(Protocol):
     """Who knows how DaemonSets are kept off a node."""
 
-    async def means(self, node: NodeView) -> Means:
-        """What there is for that."""
+    async def means(self, node: NodeView, policy: UpgradePolicy) -> Means:
+        """What there is for that under a policy."""
         ...
 
     async def prove(self, node_name: str, owners: Collection[str]) -> None:
@@ -241,7 +241,7 @@ class Worker:
 
     async def _look(self, tracker: PodTracker) -> ToFree:
         pods = tuple(tracker.present.values())
-        job, means = self.job, await self._keeper.means(self.job.node)
+        job, means = self.job, await self._keeper.means(self.job.node, self.job.policy)
         return await what_to_free(self._cluster, self._handlers, self._settings, job.node, pods, job.policy, job.work, means, job.reported)
 
     def _budgets_of(self, pods: Sequence[PodView]) -> tuple[BudgetView, ...]:

@@ -43,7 +43,12 @@ def parked_on(node: NodeView) -> frozenset[str]:
 
 def read_owners(text: str) -> tuple[str, ...]:
     """The DaemonSets that an annotation names; what is no `namespace/name` is passed over, as the policy does."""
-    return tuple(each for each in text.split(",") if _REF.fullmatch(each))
+    return tuple(each for each in text.split(",") if is_ref(each))
+
+
+def is_ref(text: str) -> bool:
+    """Whether it can be the `namespace/name` of a DaemonSet."""
+    return _REF.fullmatch(text) is not None
 
 
 class _Paused(msgspec.Struct, frozen=True):

@@ -12,17 +12,16 @@ from typing import Any, Final
 from driver_manager.core.fleet import FleetPod, FleetSet, is_driver, is_validator
 from driver_manager.core.hold import OUR_TAINT_VALUE, ROLLOUT_RUN, Hold, parked_on
 from driver_manager.core.keepoff import choose_keep_off
+from driver_manager.core.optin import PARK_FIELD, asker, opt_in_problem
 from driver_manager.core.rollout_record import MAX_PARKED, Progress
 from driver_manager.core.situation import NodeChange
 from driver_manager.core.snapshot import NodeView, Taint
-from driver_manager.names import NAME_LABEL, OWN_NAME, PARK, PARKED, PAUSED
+from driver_manager.names import PARKED, PAUSED
 from driver_manager.operands import OPERANDS
 
 MOST_PARKED_NODES: Final = 100
 """A pod's creation costs the API server 4 ms with none, 33 ms with 100 and 439 ms with 1,000 parked nodes (decision 44, measured)."""
 TOO_MANY_PARKED: Final = f"more than {MAX_PARKED} DaemonSets would have to be parked on it"
-SYSTEM_NAMESPACES: Final = ("kube-", "openshift-")
-"""How the names of namespaces begin whose DaemonSets the cluster itself needs."""
 OPERAND_APPS: Final = frozenset(operand.app for operand in OPERANDS if operand.app)
 
 
@@ -46,27 +45,11 @@ class Means:
     """DaemonSets that ask for it and cannot be, with the reason."""
 
 
-# Who may be parked --------------------------------------------------------------------------------------------------
-
-
-def opt_in_problem(daemon_set: FleetSet, own_namespace: str) -> str:
-    """Why a DaemonSet is not parked though its label asks for it; empty where nothing speaks against it."""
-    labels = daemon_set.pod_labels
-    if is_driver(labels):
-        return "it is the driver's own"
-    if is_validator(labels):
-        return "it validates the driver"
-    if labels.get(NAME_LABEL) == OWN_NAME or daemon_set.namespace == own_namespace:
-        return "it belongs to this program"
-    if daemon_set.namespace.startswith(SYSTEM_NAMESPACES):
-        return f"the cluster itself needs what is in the namespace {daemon_set.namespace}"
-    return ""
-
-
 def means_for(
     node: NodeView,
     *,
     opted_in: Collection[FleetSet],
+    named: Collection[str] = (),
     operator_sets: Iterable[FleetSet],
     own_namespace: str,
     why_not: str,
@@ -76,16 +59,19 @@ def means_for(
 
     Args:
         node: the node.
-        opted_in: DaemonSets that ask to be parked.
+        opted_in: DaemonSets that ask to be parked, or that its policy names.
+        named: the names in its policy, `namespace/name`.
         operator_sets: DaemonSets of the operator's namespace.
         own_namespace: the controller's.
         why_not: why no admission policy can be relied on; empty where one can.
         is_full: whether no other node may be parked now.
     """
-    parkable, not_now, there = set[str](), dict[str, str](), parked_on(node)
+    unread = dict.fromkeys(named, f"is named by {PARK_FIELD} of the policy, and could not be read yet")
+    parkable, not_now, there = set[str](), unread, parked_on(node)
     for each in opted_in:
+        not_now.pop(each.ref, None)
         if problem := opt_in_problem(each, own_namespace):
-            not_now[each.ref] = f"is not parked though its label {PARK} asks for it: {problem}"
+            not_now[each.ref] = f"is not parked though {asker(each, named)}: {problem}"
         elif each.ref in there:
             parkable.add(each.ref)
         elif why_not:

@@ -41,6 +41,12 @@ class Groups:
     notes: Mapping[str, str] = field(default_factory=dict)
     """`Kind/name` of a resource -> what a person should know of it though its policy is used."""
 
+    @property
+    def parked(self) -> frozenset[str]:
+        """The DaemonSets that policies in use name to be parked, `namespace/name`."""
+        every = [self.everybody, *self.by_owner.values()]
+        return frozenset(ref for group in every if group is not None and group.policy is not None for ref in group.policy.pod_deletion.park)
+
     def of(self, labels: Mapping[str, str]) -> Group:
         """The group of a node with these labels."""
         if self.everybody is not None:

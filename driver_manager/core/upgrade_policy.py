@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from driver_manager.core.optin import name_problem
 from driver_manager.core.selectors import Selector, parse_selector
 from driver_manager.names import COMPONENT_LABEL, DRIVER_APP, DRIVER_COMPONENTS, NAME_LABEL, OWN_NAME
 
@@ -21,7 +22,7 @@ OWN_LABELS: Final = {NAME_LABEL: OWN_NAME}
 DRIVER_LABELS: Final = ({"app": DRIVER_APP}, *({COMPONENT_LABEL: component} for component in sorted(DRIVER_COMPONENTS)))
 """Labels of a driver's pods, one of which they have."""
 LONGEST_SELECTOR: Final = 1000
-"""In characters: the policy in force has room in each node's record."""
+"""In characters, of a list of names too: the policy in force has room in each node's record."""
 _SHARE: Final = re.compile(r"(100|[0-9]{1,2})%")
 
 
@@ -36,6 +37,8 @@ class PodDeletion:
     delete_empty_dir: bool = False
     pod_selector: Selector = field(default_factory=Selector)
     """More pods that use the driver; none by default."""
+    park: tuple[str, ...] = ()
+    """DaemonSets that may be kept off a node by an admission policy, `namespace/name`, in order; none by default. In no CRD of NVIDIA's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +115,7 @@ def read_policy(raw: Mapping[str, Any] | None, *, auto_upgrade: bool = False) ->
             deletion.number("timeoutSeconds", 300),
             deletion.flag("deleteEmptyDir", False),
             deletion.selector("podSelector"),
+            deletion.daemon_sets("park"),
         ),
         wait_for_completion=WaitForCompletion(waiting.selector("podSelector"), waiting.number("timeoutSeconds", 0)),
         drain=Drain(
@@ -140,6 +144,7 @@ def written_policy(policy: UpgradePolicy) -> dict[str, Any]:
             "timeoutSeconds": deletion.timeout_seconds,
             "deleteEmptyDir": deletion.delete_empty_dir,
             "podSelector": deletion.pod_selector.text,
+            "park": list(deletion.park),
         },
         "waitForCompletion": {"podSelector": waiting.pod_selector.text, "timeoutSeconds": waiting.timeout_seconds},
         "drain": {
@@ -231,6 +236,18 @@ class _Reader:
         if whose := _never_selected(selector):
             self._wrong(name, value, f"is a label selector that does not select {whose} pods")
         return selector
+
+    def daemon_sets(self, name: str) -> tuple[str, ...]:
+        value = self._value(name, [])
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            self._wrong(name, value, "is a list of DaemonSets, each as namespace/name")
+            return ()
+        if sum(map(len, value)) > LONGEST_SELECTOR:
+            self._wrong(name, value, f"is a list of names with at most {LONGEST_SELECTOR} characters together")
+            return ()
+        wrong = {each: problem for each in value if (problem := name_problem(each))}
+        self.problems += [f"{self._path}{name} names {_shown(each)}: {problem}" for each, problem in wrong.items()]
+        return tuple(sorted({*value} - {*wrong}))
 
     def unknown(self) -> list[str]:
         """Fields that nobody reads: a misspelt limit must not mean the default."""

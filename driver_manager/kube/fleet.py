@@ -12,6 +12,7 @@ from driver_manager.core.fleet import (
     Changed,
     EventNote,
     FleetEvent,
+    FleetSet,
     Kind,
     LeaseView,
     Listed,
@@ -21,7 +22,7 @@ from driver_manager.core.fleet import (
     PolicySource,
 )
 from driver_manager.core.parking import Tried
-from driver_manager.core.snapshot import Identity
+from driver_manager.core.snapshot import ChangeKind, Identity
 from driver_manager.errors import Conflict, Forbidden, NotFound
 from driver_manager.kube import fleetcalls, fleetviews, views
 from driver_manager.kube.client import RETRY_SECONDS, KubeCluster, open_connection
@@ -113,6 +114,18 @@ class KubeFleet(KubeCluster):
                 return self._watch(fleetcalls.list_budgets(), fleetviews.BUDGETS).events()
             case Kind.MAINTENANCES:
                 return self._watch_custom(MAINTENANCE, fleetviews.MAINTENANCES, self._selection.maintenances).events()
+
+    async def follow_set(self, ref: str) -> AsyncGenerator[FleetSet | None, None]:
+        """Follows one DaemonSet without end."""
+        async with aclosing(self._watch(fleetcalls.list_named_set(ref), fleetviews.PARKABLE_SETS).events()) as events:
+            async for event in events:
+                match event:
+                    case Listing():
+                        yield next(iter(event.items), None)
+                    case Change(change, item):
+                        yield None if change is ChangeKind.GONE else item
+                    case Absent():
+                        yield None
 
     def _watch_custom(self, kind: CustomKind, reader: Reader[View], namespace: str = "") -> Watch[View]:
         return self._watch(fleetcalls.list_custom(kind, namespace), reader, is_served=lambda: self._is_served(kind))

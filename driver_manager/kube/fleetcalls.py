@@ -178,6 +178,13 @@ def list_parkable_sets() -> Call:
     return Call(verb="list", resource="daemonsets.apps", path="/apis/apps/v1/daemonsets", query=_selecting(f"{names.PARK}=true"))
 
 
+def list_named_set(ref: str) -> Call:
+    """Lists one DaemonSet of any namespace, `namespace/name`: its watch tells of no other."""
+    namespace, _, name = ref.partition("/")
+    path = f"/apis/apps/v1/namespaces/{quote(namespace, safe='')}/daemonsets"
+    return Call(verb="list", resource="daemonsets.apps", namespace=namespace, path=path, query={"fieldSelector": f"metadata.name={name}"})
+
+
 def list_gated_pods() -> Call:
     """Lists the pods of all namespaces that the admission policy has kept off a node: it labels what it gates."""
     return Call(verb="list", resource="pods", path="/api/v1/pods", query=_selecting(names.PARKED))

@@ -104,7 +104,7 @@ class DaemonSets:
 
     def _report(self, daemon_set: DaemonSet) -> None:
         """Keeps the status; only of those that somebody reads it of."""
-        if not daemon_set.is_parkable:
+        if not daemon_set.is_parkable and daemon_set.ref not in self.store.reported_sets:
             return
         tolerations = daemon_set.spec.tolerations + DAEMON_TOLERATIONS
         wanted = [

@@ -32,6 +32,8 @@ class Scope:
     validator_selector: Mapping[str, str] = field(default_factory=lambda: {"app": names.VALIDATOR_APP})
     maintenances: str = ""
     """The namespace of NodeMaintenances; empty: they are not followed."""
+    named_set: str = ""
+    """The one DaemonSet that a watch of parkable ones is about, `namespace/name`; empty: those whose label asks."""
 
     def selects(self, kind: Kind, one: Object) -> bool:
         """Whether a list of that kind has this object."""
@@ -42,6 +44,8 @@ class Scope:
                 if kind is Kind.GATED_PODS:
                     return names.PARKED in one.labels
                 return one.namespace == self.namespace and self._selects_pod(kind, one.labels)
+            case DaemonSet() if kind is Kind.PARKABLE_SETS and self.named_set:
+                return one.ref == self.named_set
             case DaemonSet() if kind is Kind.PARKABLE_SETS:
                 return one.labels.get(names.PARK) == "true"
             case DaemonSet():

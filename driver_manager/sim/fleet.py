@@ -2,13 +2,16 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from typing import Final
 
 from driver_manager.core.fleet import (
+    Changed,
     EventNote,
     FleetEvent,
+    FleetSet,
     Item,
     Kind,
     LeaseView,
@@ -19,6 +22,7 @@ from driver_manager.core.fleet import (
     PolicySource,
 )
 from driver_manager.core.parking import Tried
+from driver_manager.core.snapshot import ChangeKind
 from driver_manager.errors import ClusterError, Conflict, Forbidden, NotFound, Unreachable
 from driver_manager.sim import access, maintenances
 from driver_manager.sim.cluster import SimCluster
@@ -84,9 +88,29 @@ class SimFleet(SimCluster):
         if kind is Kind.MAINTENANCES and not self.scope.maintenances:
             yield NotServed(kind)
             await asyncio.get_running_loop().create_future()  # nothing changes that
+        async with aclosing(self._follow(kind, self.scope)) as events:
+            async for event in events:
+                yield event
+
+    async def follow_set(self, ref: str) -> AsyncGenerator[FleetSet | None, None]:
+        """Follows one DaemonSet without end."""
+        self._store.reported_sets.add(ref)
+        async with aclosing(self._follow(Kind.PARKABLE_SETS, replace(self.scope, named_set=ref))) as events:
+            async for event in events:
+                match event:
+                    case Listed(_, items):
+                        found = next(iter(items), None)
+                    case Changed(_, change, item):
+                        found = item if change is ChangeKind.SEEN else None
+                    case NotServed():
+                        found = None
+                assert found is None or isinstance(found, FleetSet)
+                yield found
+
+    async def _follow(self, kind: Kind, scope: Scope) -> AsyncGenerator[FleetEvent, None]:
         was_served = True
         while True:
-            opened = await self._open(kind)
+            opened = await self._open(kind, scope)
             if opened is None:
                 if was_served:
                     yield NotServed(kind)
@@ -107,7 +131,7 @@ class SimFleet(SimCluster):
             finally:
                 self._feeds.close(channel)
 
-    async def _open(self, kind: Kind) -> tuple[Channel, tuple[Item, ...]] | None:
+    async def _open(self, kind: Kind, scope: Scope) -> tuple[Channel, tuple[Item, ...]] | None:
         """Lists, as often as it takes; None where the kind is not served.
 
         Raises:
@@ -115,14 +139,14 @@ class SimFleet(SimCluster):
         """
         while True:
             try:
-                return await self._list_and_watch(kind)
+                return await self._list_and_watch(kind, scope)
             except Forbidden:
                 raise
             except ClusterError as error:
                 pause = error.retry_after if isinstance(error, Unreachable) else 0.0
                 await self._life.sleep(pause or LIST_AGAIN)
 
-    async def _list_and_watch(self, kind: Kind) -> tuple[Channel, tuple[Item, ...]] | None:
+    async def _list_and_watch(self, kind: Kind, scope: Scope) -> tuple[Channel, tuple[Item, ...]] | None:
         pause = self._server.watches_back - self._store.timers.now()
         if pause > 0:
             await self._life.sleep(pause)
@@ -130,12 +154,12 @@ class SimFleet(SimCluster):
         await self._life.sleep(self._store.latencies.request / 2)
         self._server.reach()
         group, resource = RESOURCES[kind]
-        namespace = "" if kind in CLUSTER_WIDE else self.scope.maintenances if kind is Kind.MAINTENANCES else self.scope.namespace
+        namespace = "" if kind in CLUSTER_WIDE else scope.maintenances if kind is Kind.MAINTENANCES else scope.namespace
         if kind in self._feeds.not_served:
             return None
         access.demand(self.account, "list", group, resource, namespace)
         access.demand(self.account, "watch", group, resource, namespace)
-        opened = self._feeds.open(kind, self.scope)
+        opened = self._feeds.open(kind, scope)
         await self._life.sleep(self._store.latencies.request / 2)
         return opened
 

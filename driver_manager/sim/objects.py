@@ -360,7 +360,7 @@ class DaemonSet:
             is_settled=self.observed == self.generation,
             is_on_delete=self.is_on_delete,
             is_deleting=self.is_deleting,
-            is_rolling=self.is_parkable and not self.is_on_delete and (self.is_rolling or self.observed != self.generation),
+            is_rolling=not self.is_on_delete and (self.is_rolling or self.observed != self.generation),
             missing=self.missing,
         )
 

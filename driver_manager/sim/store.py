@@ -185,6 +185,8 @@ class Store:
         """Name -> handler."""
         self.terminating: dict[str, bool] = {}
         """Namespaces that are being deleted."""
+        self.reported_sets: set[str] = set()
+        """`namespace/name` of DaemonSets whose status somebody reads though no label of theirs asks for that."""
         self.revisions: dict[str, Template] = {}
         """By `namespace/name`."""
         self.policies: dict[tuple[str, str], PolicySource] = {}

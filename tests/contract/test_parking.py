@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+
 import pytest
 
 from driver_manager import names
-from driver_manager.core.fleet import Kind
+from driver_manager.core.fleet import FleetSet, Kind
 from driver_manager.core.parking import Tried
 from driver_manager.core.snapshot import PodView
 from driver_manager.kube.fleetcalls import CLUSTER_RULES, NAMESPACE_RULES
@@ -55,6 +58,34 @@ async def test_a_parked_daemon_set(fleet_stage: FleetStage, way: str, tried: Tri
         await gated.when(lambda now: not now.pods, "nobody to be gated")
         await sets.when(lambda now: not now.sets["exporter"].missing, "nobody to be missing")
         await pod_on(fleet_stage, node)
+
+
+async def test_one_daemon_set_by_name(fleet_stage: FleetStage) -> None:
+    """Told of from before it is made until it is gone, label or not, and of no other one of its namespace; with its status."""
+    label = {"park-test": fleet_stage.namespace}
+    await fleet_stage.add_node(label)
+    fleet = await fleet_stage.account(CLUSTER_RULES, NAMESPACE_RULES)
+    told = list[FleetSet | None]()
+
+    async def follow() -> None:
+        async for found in fleet.follow_set(f"{fleet_stage.namespace}/agent"):
+            told.append(found)
+
+    async def last(is_so: Callable[[FleetSet | None], bool]) -> bool:
+        return bool(told) and is_so(told[-1])
+
+    task = asyncio.create_task(follow())
+    try:
+        await until(lambda: last(lambda found: found is None), "nobody")
+        await fleet_stage.add_set("exporter", label, EXPORTER, is_parkable=True)
+        await fleet_stage.add_set("agent", label, {"app": "agent"})
+        await until(lambda: last(lambda found: found is not None and not found.missing), "the DaemonSet")
+        await fleet_stage.delete_set("agent", orphans=False)
+        await until(lambda: last(lambda found: found is None), "its end")
+        assert {found.name for found in told if found is not None} == {"agent"}
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
 
 
 async def pod_on(stage: FleetStage, node: str) -> PodView:

@@ -220,6 +220,108 @@ def test_refused_opt_ins() -> None:
     play(story())
 
 
+def named(world: FleetWorld, *refs: str) -> None:
+    """The ClusterPolicy has these names in the annotation that the CRD cannot drop."""
+    world.set_policy("ClusterPolicy", "cluster-policy", annotations={names.POLICY: f"podDeletion: {{park: [{', '.join(refs)}]}}"})
+
+
+@pytest.mark.parametrize("ways", [GATE, DENY])
+def test_parked_by_name(ways: str) -> None:
+    """A policy names it: parked as with the label, neighbours healed too; a name that nobody has is told, and stops nothing."""
+
+    async def story() -> None:
+        world = FleetWorld(3, nodes=3, driver_start=60.0)
+        add_exporter(world, ways, is_opted_in=False)
+        named(world, f"monitoring/{EXPORTER}", "monitoring/none")
+        async with led(world) as fleet:
+            before = fleet.surfaces()
+            world.on_change(lambda one, change: _never_with(world, EXPORTER))
+            world.new_driver("two")
+            await fleet.until(lambda: any(names.PARKED in node.labels for node in world.store.nodes.values()))
+            (parked,) = [name for name, node in world.store.nodes.items() if names.PARKED in node.labels]
+            await fleet.until(lambda: not any(pod.is_active and not pod.gates for pod in fleet.on(parked)))
+            (pod,) = fleet.on(next(name for name in world.store.nodes if name != parked))
+            world.delete_pod(pod)
+            await fleet.replaced(pod, 30)
+            await fleet.all_done()
+            await fleet.everywhere()
+            await fleet.until(lambda: fleet.surfaces() == before, 10)
+            assert fleet.replica.controller.parking.opt_ins.missing == ["monitoring/none"]
+
+    play(story())
+
+
+def test_a_name_comes_and_goes() -> None:
+    """Without it no node is begun; with it the roll-out goes on; taken off again, its watch ends as soon as no node is parked for it."""
+
+    async def story() -> None:
+        world = FleetWorld(3, nodes=2, driver_start=30.0)
+        exporter = add_exporter(world, GATE, is_opted_in=False)
+        async with led(world) as fleet:
+            opt_ins = fleet.replica.controller.parking.opt_ins
+            world.new_driver("two")
+            await fleet.until(lambda: "would make it again" in fleet.sentences())
+            assert not world.cordoned
+            named(world, exporter.ref)
+            await fleet.until(lambda: any(names.PARKED in node.labels for node in world.store.nodes.values()))
+            named(world)
+            await asyncio.sleep(1)
+            assert list(opt_ins.names) == [exporter.ref]
+            assert opt_ins.all()
+            await fleet.until(lambda: not any(names.PARKED in node.labels for node in world.store.nodes.values()))
+            await fleet.everywhere()
+            named(world, "monitoring/other")
+            await asyncio.sleep(1)
+            assert list(opt_ins.names) == ["monitoring/other"]
+
+    play(story())
+
+
+def test_an_opt_out_wins_over_a_name() -> None:
+    """Its own label says no, so the policy's name does not count, and the node is not begun; the label gone, it is."""
+
+    async def story() -> None:
+        world = FleetWorld(3, nodes=1)
+        exporter = add_exporter(world, GATE, is_opted_in=False)
+        exporter.labels = {names.PARK: "false"}
+        named(world, exporter.ref)
+        async with led(world) as fleet:
+            world.new_driver("two")
+            await fleet.until(lambda: f"{names.PARK}=false is against it" in fleet.sentences())
+            await asyncio.sleep(60)
+            assert not world.cordoned
+            exporter.labels = {}
+            world.controllers.daemon_sets.written(exporter)
+            await fleet.all_done()
+            await fleet.everywhere()
+
+    play(story())
+
+
+@pytest.mark.parametrize("ref", ["gpu-operator/nvidia-driver-daemonset", "kube-system/proxy"])
+def test_names_that_are_refused(ref: str) -> None:
+    """The driver's own DaemonSet is refused when it is seen, a namespace of the cluster's with the policy: nothing is begun."""
+
+    async def story() -> None:
+        world = FleetWorld(3, nodes=1)
+        add_exporter(world, GATE)
+        driver = world.driver_set().ref
+        async with led(world) as fleet:
+            named(world, ref.replace("gpu-operator/nvidia-driver-daemonset", driver))
+            world.new_driver("two")
+            if ref.startswith("kube-"):
+                await fleet.until(lambda: "the cluster itself needs" in " ".join(fleet.replica.controller.groups.problems.values()))
+                await asyncio.sleep(30)
+                assert not world.cordoned
+            else:
+                await fleet.all_done()
+                parked = [deed for deed in world.deeds("patch") if driver in str(getattr(deed.detail, "annotations", {}).get(names.PARKED))]
+                assert not parked
+                await fleet.everywhere()
+
+    play(story())
+
+
 def test_left_parked_without_a_record() -> None:
     """A node at rest that is parked for somebody, with a gated pod, is un-parked, and the pod comes."""
 

@@ -10,12 +10,12 @@ from driver_manager import names
 from driver_manager.core.fleet import FleetPod, FleetSet
 from driver_manager.core.hold import OUR_TAINT_VALUE, Hold, parked_on, paused_by_rollout, read_owners
 from driver_manager.core.labels import labels_to_pause
+from driver_manager.core.optin import asker, name_problem, opt_in_problem
 from driver_manager.core.parking import (
     MOST_PARKED_NODES,
     held_up,
     is_parked_for,
     means_for,
-    opt_in_problem,
     put_on,
     strangers_on,
     taken_off,
@@ -52,6 +52,60 @@ def test_who_may_be_parked(namespace: str, labels: dict[str, str], why: str) -> 
 
 
 @pytest.mark.parametrize(
+    ("label", "named", "asks", "problem"),
+    [
+        (None, [], "", ""),
+        ("true", [], "its label", ""),
+        (None, ["mon/exporter"], "podDeletion.park", ""),
+        (None, ["mon/other"], "", ""),
+        ("true", ["mon/exporter"], "its label", ""),
+        ("false", ["mon/exporter"], "podDeletion.park", "=false is against it"),
+        ("no", ["mon/exporter"], "podDeletion.park", "=no is against it"),
+    ],
+)
+def test_who_asks(label: str | None, named: list[str], asks: str, problem: str) -> None:
+    """A label or a policy's name, and the DaemonSet's own opt-out wins over the name."""
+    exporter = replace(EXPORTER, labels={names.PARK: label} if label else {})
+    assert bool(asker(exporter, named)) == bool(asks)
+    assert asks in asker(exporter, named)
+    means = means_for(BARE, opted_in=[exporter], named=named, operator_sets=[], own_namespace=OWN, why_not="", is_full=False)
+    if asks:
+        assert (exporter.ref in means.parkable) is not bool(problem)
+        assert problem in means.not_now.get(exporter.ref, "")
+
+
+def test_a_name_that_nothing_is_known_of() -> None:
+    """Nobody is parked by name alone: until it is seen, the DaemonSet may be the driver's."""
+    means = means_for(BARE, opted_in=[], named=["mon/exporter"], operator_sets=[], own_namespace=OWN, why_not="", is_full=False)
+    assert not means.parkable
+    assert "could not be read yet" in means.not_now["mon/exporter"]
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("mon/exporter", ""),
+        ("mon/exporter.v2", ""),
+        ("mon/*", "no single DaemonSet"),
+        ("mon/", "no single DaemonSet"),
+        ("mon", "no single DaemonSet"),
+        ("*/exporter", "no single DaemonSet"),
+        ("*", "no single DaemonSet"),
+        ("", "no single DaemonSet"),
+        ("mon/Exporter", "no namespace/name"),
+        ("mon/a/b", "no namespace/name"),
+        ("mon/a,b", "no namespace/name"),
+        ("kube-system/cilium", "the cluster itself"),
+        ("openshift-dns/x", "the cluster itself"),
+    ],
+)
+def test_names_that_a_policy_may_not_have(name: str, why: str) -> None:
+    """Whole namespaces and those of the cluster itself are refused by what they are."""
+    assert bool(name_problem(name)) == bool(why)
+    assert why in name_problem(name)
+
+
+@pytest.mark.parametrize(
     ("changes", "why_not", "is_full", "said"),
     [
         ({}, "", False, ""),
@@ -62,7 +116,7 @@ def test_who_may_be_parked(namespace: str, labels: dict[str, str], why: str) -> 
 )
 def test_what_there_is_for_a_node(changes: dict[str, bool], why_not: str, is_full: bool, said: str) -> None:
     """Who cannot be parked now is named with the reason, unless it is on this very node already."""
-    asked = replace(EXPORTER, **changes)  # type: ignore[arg-type]
+    asked = replace(EXPORTER, labels={names.PARK: "true"}, **changes)  # type: ignore[arg-type]
     for node in (BARE, parked(BARE)):
         means = means_for(node, opted_in=[asked], operator_sets=[DRIVER], own_namespace=OWN, why_not=why_not, is_full=is_full)
         is_fine = not said or node is not BARE

@@ -44,6 +44,11 @@ BAD: dict[str, tuple[Any, str]] = {
     "a selector that does not parse": ({"drain": {"podSelector": "a b"}}, "drain.podSelector is 'a b'"),
     "a selector that is no text": ({"waitForCompletion": {"podSelector": {"a": "b"}}}, "waitForCompletion.podSelector is {'a': 'b'}"),
     "a selector of great length": ({"podDeletion": {"podSelector": f"a=b,{'c' * LONGEST_SELECTOR}"}}, "podDeletion.podSelector is 'a=b,cc"),
+    "names that are no list": ({"podDeletion": {"park": "mon/exporter"}}, "podDeletion.park is 'mon/exporter'"),
+    "names that are no text": ({"podDeletion": {"park": [1]}}, "podDeletion.park is [1]"),
+    "names of great length": ({"podDeletion": {"park": ["mon/" + "x" * 60] * 20}}, "podDeletion.park is ['mon/xxx"),
+    "a whole namespace": ({"podDeletion": {"park": ["mon/x", "mon/*"]}}, "podDeletion.park names 'mon/*': that is no single DaemonSet"),
+    "the cluster's own": ({"podDeletion": {"park": ["kube-system/x"]}}, "podDeletion.park names 'kube-system/x': the cluster itself needs"),
     "a selector of ourselves": ({"drain": {"podSelector": OWN}}, f"drain.podSelector is '{OWN}'"),
     "all that have our label": ({"podDeletion": {"podSelector": names.NAME_LABEL}}, "podDeletion.podSelector is"),
     "all but others, so ourselves": ({"waitForCompletion": {"podSelector": f"{names.NAME_LABEL}!=x"}}, "waitForCompletion.podSelector is"),
@@ -98,13 +103,16 @@ def test_a_share_is_rounded_up(limit: int | str, total: int, most: int) -> None:
 
 selectors = st.sampled_from(["", "a=b", "a in (b, c),!d", "tier != web", "  x  "])
 numbers = st.integers(0, 2**31 - 1)
+parks = st.lists(st.sampled_from(["mon/exporter", "mon/agent", "gpu-operator/dcgm-own"]))
 raws = st.fixed_dictionaries(
     {},
     optional={
         "autoUpgrade": st.booleans(),
         "maxParallelUpgrades": numbers,
         "maxUnavailable": numbers | st.integers(0, 100).map(lambda share: f"{share}%"),
-        "podDeletion": st.fixed_dictionaries({}, optional={"force": st.booleans(), "timeoutSeconds": numbers, "podSelector": selectors}),
+        "podDeletion": st.fixed_dictionaries(
+            {}, optional={"force": st.booleans(), "timeoutSeconds": numbers, "podSelector": selectors, "park": parks}
+        ),
         "waitForCompletion": st.fixed_dictionaries({}, optional={"podSelector": selectors, "timeoutSeconds": numbers}),
         "drain": st.fixed_dictionaries({}, optional={"enable": st.booleans(), "deleteEmptyDir": st.booleans(), "podSelector": selectors}),
     },

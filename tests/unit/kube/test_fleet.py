@@ -367,6 +367,7 @@ def all_calls() -> list[calls.Call]:
         fleetcalls.list_custom(fleetcalls.MAINTENANCE, "op"),
         fleetcalls.list_budgets(),
         fleetcalls.list_parkable_sets(),
+        fleetcalls.list_named_set("mon/exporter"),
         fleetcalls.list_gated_pods(),
         calls.list_pods("n1"),
     ]
