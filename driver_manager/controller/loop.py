@@ -66,7 +66,7 @@ class Controller:
         self._election, self._telling = election, telling
         self._handlers = Handlers(fleet, clock.now)
         self.cache = Cache(self._policies_changed)
-        self.parking = Parking(fleet, clock, settings, election, self.cache, self._spawn)
+        self.parking = Parking(fleet, clock, settings, election, telling, self.cache, self._spawn)
         self.role = RoleWatch(fleet, clock, settings, self._role_changed)
         self.healer = Healer(fleet, clock, settings, election, telling, self.cache, self.role, self._remind_in)
         self.tally = Tally()

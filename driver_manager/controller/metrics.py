@@ -14,6 +14,7 @@ from typing import Final
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from driver_manager.controller.parking import Parking
 from driver_manager.controller.run import Replica
 from driver_manager.controller.telling import BUCKETS, Telling
 from driver_manager.core.budget import Sums
@@ -58,6 +59,7 @@ class ReplicaCollector:
         yield GaugeMetricFamily(f"{OURS}leading", "1 while this replica leads.", is_leading)
         yield from _role(replica)
         yield from _counters(replica.telling)
+        yield from _parking(replica.controller.parking)
         yield _seconds_in_state(replica.telling)
         if not (is_leading and replica.telling.is_synced):
             return
@@ -84,6 +86,7 @@ class ReplicaCollector:
         for state, began in since.items():
             oldest.add_metric((state_word(state),), max(0.0, now - began))
         yield oldest
+        yield GaugeMetricFamily(f"{OURS}parked_nodes", "Nodes that are parked for some DaemonSet.", len(controller.parking.parked_nodes()))
 
     def _budget(self) -> Iterator[Metric]:
         controller = self._replica.controller
@@ -157,6 +160,12 @@ def _counters(telling: Telling) -> Iterator[Metric]:
     }
     for name, (text, value) in values.items():
         yield CounterMetricFamily(name, text, value)
+
+
+def _parking(parking: Parking) -> Iterator[Metric]:
+    yield CounterMetricFamily(f"{OURS}gated_pods_let_go", "Pods evicted so that a successor comes without a gate.", parking.ungated)
+    text = "Times that a DaemonSet's controller was woken because pods on nodes that are not parked were held up."
+    yield CounterMetricFamily(f"{OURS}held_up_daemonsets_woken", text, parking.woken)
 
 
 def _seconds_in_state(telling: Telling) -> HistogramMetricFamily:

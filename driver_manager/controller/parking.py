@@ -13,9 +13,9 @@ from driver_manager.controller.cache import Cache
 from driver_manager.controller.election import Election
 from driver_manager.controller.optins import OptIns
 from driver_manager.controller.settings import ControllerSettings
+from driver_manager.controller.telling import Telling
 from driver_manager.core.fleet import FleetPod, FleetSet
 from driver_manager.core.hold import Hold, parked_on
-from driver_manager.core.optin import PARK_FIELD, asker, opt_in_problem
 from driver_manager.core.parking import (
     MOST_PARKED_NODES,
     TOO_MANY_PARKED,
@@ -24,9 +24,9 @@ from driver_manager.core.parking import (
     held_up,
     is_parked_for,
     means_for,
-    strangers_on,
     woken,
 )
+from driver_manager.core.parking_notices import Notice, node_notice, parked_owners, set_notices, still_told
 from driver_manager.core.rollout_record import MAX_PARKED, progress_of
 from driver_manager.core.snapshot import NodeView, PodView
 from driver_manager.core.upgrade_policy import UpgradePolicy
@@ -56,18 +56,28 @@ Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 class Parking:
     """The leader's."""
 
-    def __init__(self, fleet: Fleet, clock: Clock, settings: ControllerSettings, election: Election, cache: Cache, spawn: Spawn) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        clock: Clock,
+        settings: ControllerSettings,
+        election: Election,
+        telling: Telling,
+        cache: Cache,
+        spawn: Spawn,
+    ) -> None:
         self._fleet, self._clock, self._settings = fleet, clock, settings
-        self._election, self._cache = election, cache
+        self._election, self._telling, self._cache = election, telling, cache
         self.opt_ins = OptIns(fleet, cache, spawn, self.wake)
         self._wake = asyncio.Event()
         self._why_not, self._believed_until = "", 0.0
         self._lacking: dict[str, float] = {}
         """DaemonSet -> since when pods of it are held up, or when it was woken last."""
-        self._told: set[tuple[str, str]] = set()
+        self._told: set[Notice] = set()
         self.holds: dict[str, Hold] = {}
         """Node that may be begun -> what has to keep DaemonSets off it from its cordon on."""
         self.ungated = self.woken = 0
+        """Gated pods that were let go, and DaemonSet controllers that were woken for neighbours."""
         self._slots = asyncio.Semaphore(AT_ONCE)
 
     # Before ---------------------------------------------------------------------------------------------------------
@@ -201,19 +211,16 @@ class Parking:
             logger.debug("a DaemonSet's controller could not be woken", extra={"daemonset": ref, "error": error.message})
 
     def _tell(self) -> None:
-        """Says once what a person should know of: opt-ins that are refused, updates that wait, foreign entries."""
-        now = set[tuple[str, str]]()
-        busy = frozenset(owner for node in self._cache.nodes.values() if PARKED in node.labels for owner in parked_on(node))
-        named = self.opt_ins.names
-        now |= {(ref, f"{PARK_FIELD} of a policy names it, and it is not there") for ref in self.opt_ins.missing}
-        for each in self.opt_ins.all():
-            if problem := opt_in_problem(each, self._settings.lease_namespace):
-                now.add((each.ref, f"it is not parked though {asker(each, named)}: {problem}"))
-            elif each.is_rolling and each.ref in busy:
-                now.add((each.ref, "it is parked, and a rolling update that was begun meanwhile waits for that to end"))
-        for node in self._cache.nodes.values():
-            if PARKED in node.annotations and (strangers := strangers_on(node, progress_of(node)[0])):
-                now.add((node.name, f"the annotation {PARKED} names {', '.join(strangers)[:200]}, which is none of ours"))
-        for about, what in sorted(now - self._told):
-            logger.warning("parking", extra={"about": about, "what": what})
-        self._told = now
+        """Tells once what a person should know of: opt-ins that are refused, updates that wait, foreign entries."""
+        nodes, sets = self._cache.nodes.values(), self.opt_ins.all()
+        now = {found for node in nodes if (found := node_notice(node, progress_of(node)[0])) is not None}
+        now |= set_notices(
+            sets,
+            named=self.opt_ins.names,
+            missing=self.opt_ins.missing,
+            parked=parked_owners(nodes),
+            own_namespace=self._settings.lease_namespace,
+        )
+        for notice in sorted(now - self._told, key=lambda each: (each.about, each.sentence)):
+            self._telling.parking(notice)
+        self._told = now | still_told(self._told, sets)

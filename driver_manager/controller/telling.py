@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from driver_manager.core.fleet import EventNote, FleetPod
+from driver_manager.core.fleet import EventNote, FleetPod, Subject
 from driver_manager.core.healing import Treatment, Why
+from driver_manager.core.parking_notices import Matter, Notice
 from driver_manager.core.policy_groups import Groups
 from driver_manager.core.role import Standing
 from driver_manager.core.rollout_states import Because, State
@@ -75,7 +76,7 @@ class Telling:
             try:
                 await self._fleet.note_event(note)
             except ClusterError as error:
-                logger.debug("an Event was lost", extra={"node": note.node_name, "error": error.message})
+                logger.debug("an Event was lost", extra={"about": note.subject.name, "error": error.message})
 
     def synced(self) -> None:
         """Everything has been listed once."""
@@ -113,7 +114,7 @@ class Telling:
         first, last = moves[0], moves[-1]
         pods = f"; evicted {_some(evicted)}" if evicted else ""
         sentence = f"from {first.before or 'none'} to {last.after or 'none'}: {last.sentence}{pods}"
-        self._event(node, last.because, sentence, is_warning=last.after is State.FAILED or last.because is Because.NOT_FREED)
+        self._event(Subject.node(node), last.because, sentence, is_warning=last.after is State.FAILED or last.because is Because.NOT_FREED)
 
     def stays(self, node: NodeView, stay: Stay, before: Stay | None) -> None:
         """A node waits for something else than before."""
@@ -122,7 +123,7 @@ class Telling:
         level = logging.INFO if is_news else logging.DEBUG
         logger.log(level, "node stays", extra={"node": node.name, "reason": stay.because, "why": stay.sentence})
         if is_news:
-            self._event(node, stay.because, stay.sentence, is_warning=True)
+            self._event(Subject.node(node), stay.because, stay.sentence, is_warning=True)
 
     def healing(self, node: NodeView, treatment: Treatment) -> None:
         """Something was done about what was left on a node, or only a person can do it."""
@@ -132,13 +133,19 @@ class Telling:
         is_warning = treatment.is_for_a_person or bool(left)
         level = logging.WARNING if is_warning else logging.INFO
         logger.log(level, "healing", extra={"node": node.name, "reason": treatment.why, "why": words})
-        self._event(node, treatment.why, words, is_warning=is_warning)
+        self._event(Subject.node(node), treatment.why, words, is_warning=is_warning)
 
-    def _event(self, node: NodeView, because: Because | Why, sentence: str, *, is_warning: bool) -> None:
+    def parking(self, notice: Notice) -> None:
+        """Something about parking that a person should know of."""
+        logger.warning("parking", extra={"about": notice.about, "reason": notice.matter, "what": notice.sentence})
+        if notice.subject is not None:
+            self._event(notice.subject, notice.matter, notice.sentence, is_warning=True)
+
+    def _event(self, subject: Subject, because: Because | Why | Matter, sentence: str, *, is_warning: bool) -> None:
         if self._events.full():
             self.dropped_events += 1
             self._events.get_nowait()
-        note = EventNote(node_name=node.name, node_uid=node.uid, is_warning=is_warning, reason=because.value, sentence=sentence[:1000])
+        note = EventNote(subject=subject, is_warning=is_warning, reason=because.value, sentence=sentence[:1000])
         self._events.put_nowait(note)
 
     def maintenance_failed(self, node: NodeView, error: ClusterError) -> None:
@@ -146,7 +153,7 @@ class Telling:
         if self._failures.get(node.name) != error.message:
             self._failures[node.name] = error.message
             sentence = f"its NodeMaintenance: {error.message}{f' ({error.hint})' if error.hint else ''}; it is tried again"
-            self._event(node, Because.MAINTENANCE, sentence, is_warning=True)
+            self._event(Subject.node(node), Because.MAINTENANCE, sentence, is_warning=True)
 
     def restarted(self, node: NodeView | None, pod: FleetPod) -> None:
         """A driver pod was deleted."""
@@ -180,7 +187,7 @@ class Telling:
             return
         self.evictions += len(evicted)
         logger.info("pods evicted", extra={"node": node.name, "pods": ", ".join(evicted)})
-        self._event(node, Because.FREED, f"evicted {_some(evicted)}", is_warning=False)
+        self._event(Subject.node(node), Because.FREED, f"evicted {_some(evicted)}", is_warning=False)
 
     def bug(self, node_name: str) -> None:
         """A decision failed."""

@@ -291,12 +291,33 @@ class MaintenanceOrder:
     """Its `waitForPodCompletion`; None: nobody is waited for."""
 
 
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What an Event is about."""
+
+    kind: str
+    """`Node` or `DaemonSet`."""
+    name: str
+    uid: str
+    namespace: str = ""
+    """Empty for a node."""
+
+    @classmethod
+    def node(cls, node: NodeView) -> "Subject":
+        """A node."""
+        return cls("Node", node.name, node.uid)
+
+    @classmethod
+    def daemon_set(cls, daemon_set: FleetSet) -> "Subject":
+        """A DaemonSet."""
+        return cls("DaemonSet", daemon_set.name, daemon_set.uid, daemon_set.namespace)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventNote:
-    """An Event about a node."""
+    """An Event about a node or a DaemonSet."""
 
-    node_name: str
-    node_uid: str
+    subject: Subject
     is_warning: bool = False
     reason: str
     """CamelCase, for machines."""

@@ -19,6 +19,8 @@ MAINTENANCE_GROUP: Final = "maintenance.nvidia.com"
 MERGE: Final = "application/merge-patch+json"
 EVENT_NAMESPACE: Final = "default"
 """Where Events about objects without a namespace live."""
+EVENT_VERSIONS: Final = {"Node": "v1", "DaemonSet": "apps/v1"}
+"""Kind of what an Event is about -> its group and version."""
 LONGEST_SENTENCE: Final = 1024
 """The API server refuses a longer message of an Event."""
 
@@ -296,19 +298,20 @@ def write_lease(lease: LeaseView) -> Call:
 
 
 def create_event(note: EventNote, now: str, author: str) -> Call:
-    """Makes an Event of the core API, the one that `kubectl describe node` shows; the API server makes its name unique."""
-    node = {"apiVersion": "v1", "kind": "Node", "name": note.node_name, "uid": note.node_uid}
+    """Makes an Event of the core API, the one that `kubectl describe` shows; the API server makes its name unique."""
+    subject, namespace = note.subject, note.subject.namespace or EVENT_NAMESPACE
+    about = {"apiVersion": EVENT_VERSIONS[subject.kind], "kind": subject.kind, "name": subject.name, "uid": subject.uid}
     return Call(
         verb="create",
         resource="events",
-        namespace=EVENT_NAMESPACE,
-        name=note.node_name,
-        path=f"/api/v1/namespaces/{EVENT_NAMESPACE}/events",
+        namespace=namespace,
+        name=subject.name,
+        path=f"/api/v1/namespaces/{quote(namespace, safe='')}/events",
         body={
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"generateName": f"{note.node_name}.", "namespace": EVENT_NAMESPACE},
-            "involvedObject": node,
+            "metadata": {"generateName": f"{subject.name}.", "namespace": namespace},
+            "involvedObject": {**about, **({"namespace": subject.namespace} if subject.namespace else {})},
             "type": "Warning" if note.is_warning else "Normal",
             "reason": note.reason,
             "message": _cut(note.sentence),

@@ -222,11 +222,12 @@ class SimFleet(SimCluster):
         """Makes an Event."""
 
         def write() -> None:
-            access.demand(self.account, "create", "", "events", "default")
+            access.demand(self.account, "create", "", "events", note.subject.namespace or "default")
             self._store.notes.append((self._store.timers.now(), self.account.name, replace(note, sentence=_cut(note.sentence))))
-            self._store.did(self.account.name, "event", note.node_name, node_name=note.node_name, detail=note)
+            node_name = "" if note.subject.namespace else note.subject.name
+            self._store.did(self.account.name, "event", note.subject.name, node_name=node_name, detail=note)
 
-        await self._call("note_event", {"node": note.node_name, "reason": note.reason}, write, is_write=True)
+        await self._call("note_event", {"about": note.subject.name, "reason": note.reason}, write, is_write=True)
 
     async def set_condition(self, source: PolicySource, condition: str, *, is_true: bool, reason: str, sentence: str) -> None:
         """Writes one condition of a custom resource; one that says the same is left alone."""

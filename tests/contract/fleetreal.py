@@ -147,8 +147,8 @@ class KubeFleetStage(FleetStage):
         spec = (await self._do(self.cp.get, crds.path("NodeMaintenance", name, namespace=self.namespace)))["spec"]
         return {key: spec[key] for key in ("requestorID", "nodeName", "drainSpec", "waitForPodCompletion") if key in spec}
 
-    async def events(self, node: str) -> list[tuple[bool, str, str]]:
-        path = f"/api/v1/namespaces/default/events?fieldSelector=involvedObject.name%3D{node},source%3Ddriver-manager"
+    async def events(self, name: str, namespace: str = "default") -> list[tuple[bool, str, str]]:
+        path = f"/api/v1/namespaces/{namespace}/events?fieldSelector=involvedObject.name%3D{name},source%3Ddriver-manager"
         found = (await self._do(self.cp.get, path))["items"]
         return [(item["type"] == "Warning", item["reason"], item["message"]) for item in found]
 

@@ -108,8 +108,10 @@ class SimFleetStage(FleetStage):
         waits = {"waitForPodCompletion": dict(there.wait)} if there.wait is not None else {}
         return {"requestorID": there.requestor, "nodeName": there.node_name, "drainSpec": dict(there.drain), **waits}
 
-    async def events(self, node: str) -> list[tuple[bool, str, str]]:
-        return [(note.is_warning, note.reason, note.sentence) for _, _, note in self.world.store.notes if note.node_name == node]
+    async def events(self, name: str, namespace: str = "default") -> list[tuple[bool, str, str]]:
+        notes = [note for _, _, note in self.world.store.notes]
+        about = [note for note in notes if (note.subject.name, note.subject.namespace or "default") == (name, namespace)]
+        return [(note.is_warning, note.reason, note.sentence) for note in about]
 
     async def account(self, cluster: tuple[Rule, ...], namespace: tuple[Rule, ...] = ()) -> Fleet:
         name = f"system:serviceaccount:{self.namespace}:other-{next(NUMBERS)}"

@@ -112,8 +112,8 @@ class FleetStage(abc.ABC):
         """Its spec, as it stands in the API."""
 
     @abc.abstractmethod
-    async def events(self, node: str) -> list[tuple[bool, str, str]]:
-        """The Events about a node that this program has made: is it a warning, reason, sentence."""
+    async def events(self, name: str, namespace: str = "default") -> list[tuple[bool, str, str]]:
+        """The Events about a node, or about a DaemonSet of a namespace, that this program has made: is it a warning, reason, sentence."""
 
     @abc.abstractmethod
     async def account(self, cluster: tuple[Rule, ...], namespace: tuple[Rule, ...] = ()) -> Fleet:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from driver_manager.core.fleet import Changed, EventNote, Kind, LeaseView, Listed, MaintenanceOrder, NotServed, PolicySource
+from driver_manager.core.fleet import Changed, EventNote, Kind, LeaseView, Listed, MaintenanceOrder, NotServed, PolicySource, Subject
 from driver_manager.core.snapshot import ChangeKind, NodeView, Rule
 from driver_manager.errors import Conflict, Forbidden, NotFound
 from driver_manager.kube.fleetcalls import CLUSTER_RULES, MAINTENANCE_RULES, NAMESPACE_RULES
@@ -226,7 +226,7 @@ async def test_the_rules_are_enough(fleet_stage: FleetStage) -> None:
         await fleet.evict((await fleet.pods_on(node)).items[0], dry_run=True)
         await fleet.delete_pod(pod.namespace, pod.name, pod.uid)
         await fleet.write_lease(await fleet.write_lease(replace(await fleet.lease(fleet_stage.namespace, "l"), holder="a")))
-        await fleet.note_event(EventNote(node_name=node, node_uid="u", reason="R", sentence="s"))
+        await fleet.note_event(EventNote(subject=Subject("Node", node, "u"), reason="R", sentence="s"))
         source = seen[Kind.CLUSTER_POLICIES].policies["a"]
         await fleet.set_condition(source, "UpgradePolicyValid", is_true=True, reason="Valid", sentence="")
         assert await fleet.runtime_handlers() == {}
@@ -261,13 +261,27 @@ async def test_a_lease_has_one_writer(fleet_stage: FleetStage) -> None:
     assert (await fleet.lease(fleet_stage.namespace, name)).holder == free.holder == ""
 
 
+async def test_an_event_about_a_daemon_set(fleet_stage: FleetStage) -> None:
+    """It is in the DaemonSet's namespace, where `kubectl describe` looks for it."""
+    await fleet_stage.add_set("exporter", {}, {"app": "exporter"})
+    fleet = await fleet_stage.account(CLUSTER_RULES)
+    async with following(fleet_stage.fleet, Kind.DAEMON_SETS) as seen:
+        found = await seen.when(lambda now: now.sets.get("exporter"), "the DaemonSet")
+    await fleet.note_event(EventNote(subject=Subject.daemon_set(found), is_warning=True, reason="UpdateWaits", sentence="s"))
+
+    async def all_there() -> bool:
+        return await fleet_stage.events("exporter", fleet_stage.namespace) == [(True, "UpdateWaits", "s")]
+
+    await until(all_there, "the event")
+
+
 async def test_events_are_about_a_node(fleet_stage: FleetStage) -> None:
     """Warning or not, reason and sentence; a sentence too long is cut, and each note is an Event of its own."""
     node = await fleet_stage.add_node()
-    uid = (await fleet_stage.fleet.node(node)).uid
-    await fleet_stage.fleet.note_event(EventNote(node_name=node, node_uid=uid, reason="Cordoned", sentence="for driver 2"))
-    await fleet_stage.fleet.note_event(EventNote(node_name=node, node_uid=uid, reason="Cordoned", sentence="for driver 2"))
-    await fleet_stage.fleet.note_event(EventNote(node_name=node, node_uid=uid, is_warning=True, reason="Failed", sentence="é" * 2000))
+    subject = Subject.node(await fleet_stage.fleet.node(node))
+    await fleet_stage.fleet.note_event(EventNote(subject=subject, reason="Cordoned", sentence="for driver 2"))
+    await fleet_stage.fleet.note_event(EventNote(subject=subject, reason="Cordoned", sentence="for driver 2"))
+    await fleet_stage.fleet.note_event(EventNote(subject=subject, is_warning=True, reason="Failed", sentence="é" * 2000))
 
     async def all_there() -> bool:
         return len(await fleet_stage.events(node)) == 3

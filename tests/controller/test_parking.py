@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 
 from driver_manager import names
+from driver_manager.controller.metrics import exposition
 from driver_manager.controller.run import Replica
 from driver_manager.controller.settings import ControllerSettings
+from driver_manager.core.fleet import EventNote
 from driver_manager.core.parking import MOST_PARKED_NODES
+from driver_manager.core.parking_notices import Matter
 from driver_manager.core.rollout_states import State
 from driver_manager.core.snapshot import Taint, Toleration
 from driver_manager.ports import NodePatch
@@ -72,6 +75,10 @@ class Fleet:
         """Waits until a successor of a pod is ready on its node."""
         node_name = pod.node_name or ""
         await self.until(lambda: any(one.is_ready and one.uid != pod.uid for one in self.on(node_name)), seconds)
+
+    def told(self, matter: Matter) -> list[EventNote]:
+        """The Events with a reason."""
+        return [note for _, _, note in self.world.store.notes if note.reason == matter]
 
     def sentences(self) -> str:
         return " ".join(stay.sentence for stay in self.replica.controller.stays.values())
@@ -193,6 +200,7 @@ def test_what_goes_while_a_node_is_parked(what: str) -> None:
                 await fleet.all_done()
                 await fleet.everywhere()
                 assert {pod.spec.image for pod in fleet.exporters()} == {"exporter:2"}
+                assert [note.subject.uid for note in fleet.told(Matter.UPDATE_WAITS)] == [exporter.uid]
             assert names.PARKED not in world.store.nodes[parked].annotations
 
     play(story())
@@ -215,6 +223,9 @@ def test_refused_opt_ins() -> None:
             assert "is not parked though its label" in fleet.sentences()
             await asyncio.sleep(60)
             assert not world.cordoned
+            (told,) = fleet.told(Matter.REFUSED)
+            assert (told.subject.kind, told.subject.namespace, told.subject.uid) == ("DaemonSet", "kube-system", made.uid)
+            assert "the cluster itself needs" in told.sentence
             assert len(fleet.on("gpu-1")) == 1
 
     play(story())
@@ -315,6 +326,7 @@ def test_names_that_are_refused(ref: str) -> None:
                 assert not world.cordoned
             else:
                 await fleet.all_done()
+                assert [f"{note.subject.namespace}/{note.subject.name}" for note in fleet.told(Matter.REFUSED)] == [driver]
                 parked = [deed for deed in world.deeds("patch") if driver in str(getattr(deed.detail, "annotations", {}).get(names.PARKED))]
                 assert not parked
                 await fleet.everywhere()
@@ -343,6 +355,66 @@ def test_left_parked_without_a_record() -> None:
             assert names.PARKED not in world.store.nodes["gpu-1"].annotations
 
     play(story())
+
+
+def test_foreign_entries_are_told_once() -> None:
+    """Somebody adds a name to the annotation of a parked node: one Event of the node, however long it stays, and it goes with ours."""
+
+    async def story() -> None:
+        world = FleetWorld(3, nodes=1, driver_start=120.0)
+        add_exporter(world, GATE)
+        async with led(world) as fleet:
+            world.new_driver("two")
+            await fleet.until(lambda: any(pod.gates for pod in fleet.exporters()))
+            node = world.store.nodes["gpu-1"]
+            for other in ("tools/theirs", "tools/theirs,tools/more"):
+                both = f"{node.annotations[names.PARKED]},{other}"
+                await world.client().patch_node(NodePatch(name="gpu-1", annotations={names.PARKED: both}))
+                await asyncio.sleep(20)
+            told = fleet.told(Matter.FOREIGN_ENTRY)
+            assert [note.subject.name for note in told] == ["gpu-1"] * 2
+            assert "tools/more" in told[1].sentence
+            await fleet.all_done()
+            await fleet.everywhere()
+            assert names.PARKED not in world.store.nodes["gpu-1"].annotations
+
+    play(story())
+
+
+def test_metrics_of_parking() -> None:
+    """How many gated pods were let go, how often a DaemonSet's controller was woken, and how many nodes are parked now."""
+
+    async def story(ways: str) -> None:
+        world = FleetWorld(3, nodes=3, driver_start=60.0)
+        add_exporter(world, ways)
+        async with led(world) as fleet:
+            assert metrics(fleet) == (0, 0, 0)
+            world.new_driver("two")
+            await fleet.until(lambda: any(names.PARKED in node.labels for node in world.store.nodes.values()))
+            (parked,) = [name for name, node in world.store.nodes.items() if names.PARKED in node.labels]
+            await fleet.until(lambda: metrics(fleet)[0] == 1)
+            if ways == DENY:
+                await fleet.until(lambda: not fleet.on(parked))
+                await asyncio.sleep(20)  # its pauses have grown
+                (pod,) = fleet.on(next(name for name in world.store.nodes if name != parked))
+                world.delete_pod(pod)
+                await fleet.replaced(pod, 30)
+            await fleet.all_done()
+            await fleet.everywhere()
+            now, let_go, woken = metrics(fleet)
+            assert (now, let_go) == (0, 3 if ways == GATE else 0)
+            assert (woken > 0) is (ways == DENY)
+
+    for ways in (GATE, DENY):
+        play(story(ways))
+
+
+def metrics(fleet: Fleet) -> tuple[float, float, float]:
+    """Nodes that are parked, pods that were let go, controllers that were woken: as Prometheus reads them."""
+    lines = dict(line.rsplit(" ", 1) for line in exposition(fleet.replica).decode().splitlines() if line[0] != "#")
+    wanted = ("parked_nodes", "gated_pods_let_go_total", "held_up_daemonsets_woken_total")
+    now, let_go, woken = (float(lines[f"driver_manager_controller_{name}"]) for name in wanted)
+    return now, let_go, woken
 
 
 def test_a_record_lost_in_mid_flow() -> None:

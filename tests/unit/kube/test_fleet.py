@@ -24,6 +24,7 @@ from driver_manager.core.fleet import (
     MaintenanceOrder,
     MaintenanceView,
     PolicySource,
+    Subject,
 )
 from driver_manager.core.snapshot import ChangeKind, NodeView, Permissions, PodView, Rule
 from driver_manager.errors import Forbidden
@@ -380,7 +381,7 @@ def all_calls() -> list[calls.Call]:
         fleetcalls.try_pod("op", "mon/exporter", "n"),
         fleetcalls.write_lease(lease),
         fleetcalls.write_lease(LeaseView(namespace="op", name="l", resource_version="1")),
-        fleetcalls.create_event(EventNote(node_name="n", node_uid="u", reason="R", sentence="s"), "now", ""),
+        fleetcalls.create_event(EventNote(subject=Subject("Node", "n", "u"), reason="R", sentence="s"), "now", ""),
         fleetcalls.get_custom(source),
         fleetcalls.patch_conditions(source, found, []),
         fleetcalls.get_maintenance("op", "m"),
