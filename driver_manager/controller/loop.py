@@ -287,7 +287,9 @@ class Controller:
 
     def _decided(self, situation: Situation) -> Decision:
         """By the rules of upgrades where ours leads, else by a follower's; a wait for a driver with what its agent says."""
-        decision = with_mark(situation, decide(situation)) if self.role.leads(situation) else follow(situation)
+        decision = decide(situation) if self.role.leads(situation) else follow(situation)
+        if self.role.is_leading:
+            decision = with_mark(situation, decision)
         return replace(decision, rest=with_report(situation, decision.rest))
 
     def _forget(self, name: str) -> None:

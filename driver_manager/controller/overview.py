@@ -21,7 +21,7 @@ from driver_manager.core.following import follow
 from driver_manager.core.parking import Means, means_for
 from driver_manager.core.policy_groups import FILE_GROUP, Group, Groups, policy_groups
 from driver_manager.core.record import find_record
-from driver_manager.core.role import Role
+from driver_manager.core.role import Role, leads_alone
 from driver_manager.core.rollout import decide
 from driver_manager.core.rollout_record import Failure, progress_of
 from driver_manager.core.rollout_states import Because, State
@@ -256,7 +256,7 @@ async def _with_pods(fleet: Fleet, settings: Settings, seen: Situation, means: M
 
 def _row(seen: Situation, leader: Leader) -> Row:
     progress, rest = seen.progress, None
-    decision = follow(seen) if leader.is_following else decide(seen)
+    decision = follow(seen) if leader.is_following and not leads_alone(seen) else decide(seen)
     sentence = ""
     if not decision.change:
         rest = with_report(seen, decision.rest)

@@ -12,9 +12,9 @@ from driver_manager.core.parking import NOTHING_HELD, TOO_MANY_PARKED, is_left_o
 from driver_manager.core.parking import is_held as held
 from driver_manager.core.rollout_record import Progress, encode
 from driver_manager.core.rollout_states import BEFORE_RESTART, IDLE, Because, State
-from driver_manager.core.rollout_steps import opened, remembered
+from driver_manager.core.rollout_steps import give_back_maintenance, opened, remembered
 from driver_manager.core.situation import Decision, NodeChange, Situation, Stay, Work
-from driver_manager.names import ROLLOUT, UPGRADE_STATE
+from driver_manager.names import REQUESTOR_MODE, ROLLOUT, UPGRADE_STATE
 
 FREED_IN: Final = BEFORE_RESTART - {State.MAINTENANCE}
 """States in which the old driver runs and gpu-operator, not a maintenance operator, frees the node."""
@@ -38,16 +38,17 @@ def _left_over(situation: Situation) -> tuple[Progress | None, NodeChange] | Non
     goes with it, but no node is opened without its driver.
     """
     node, progress, state = situation.node, situation.progress, situation.state
-    if state not in IDLE or situation.bad_progress or _is_closed_without_driver(situation):
+    if state not in IDLE or situation.bad_progress or _is_closed_without_driver(situation) or situation.holds_maintenance:
         return None
-    is_held = is_left_over(node, progress) or held(progress)
+    is_held = is_left_over(node, progress) or held(progress) or REQUESTOR_MODE in node.annotations
+    unmarked = taken_off(node, progress).and_then(NodeChange(annotations={REQUESTOR_MODE: None}))
     if state is State.REQUIRED:
         kept = msgspec.structs.replace(progress, **NOTHING_HELD) if progress is not None else None
-        return (kept, taken_off(node, progress)) if is_held else None
+        return (kept, unmarked) if is_held else None
     kept = remembered(progress)
     if progress == kept and not is_held:
         return None
-    return kept, NodeChange(unschedulable=opened(situation)).and_then(taken_off(node, progress))
+    return kept, NodeChange(unschedulable=opened(situation)).and_then(unmarked)
 
 
 def _held_off(situation: Situation) -> tuple[Progress, NodeChange] | None:
@@ -73,6 +74,8 @@ def _stay(situation: Situation) -> Stay:
         return Stay(because=Because.UNKNOWN_STATE, sentence=f"the label {UPGRADE_STATE} is {label!r}, which is no state")
     if state in FREED_IN:
         return _freeing(situation)
+    if state in IDLE and (stay := _maintenance_left(situation)) is not None:
+        return stay
     if state in (State.UNKNOWN, State.DONE) and _is_closed_without_driver(situation):
         sentence = "an upgrade of ours was broken off, and the driver does not run: the node is opened when it does"
         return Stay(because=Because.NEEDS_A_LOOK, sentence=sentence)
@@ -85,6 +88,15 @@ def _stay(situation: Situation) -> Stay:
             return Stay(because=Because.NEEDS_A_LOOK, sentence="gpu-operator has given it up")
         case _:
             return Stay(because=Because.FOLLOWING, sentence="gpu-operator leads it")
+
+
+def _maintenance_left(situation: Situation) -> Stay | None:
+    """What was asked of a maintenance operator is given back where nothing goes on, but no node is opened without its driver."""
+    driver = situation.driver
+    if situation.holds_maintenance and situation.daemon_set is not None and (driver is None or not driver.is_ready):
+        sentence = "a maintenance of ours was broken off, and the driver does not run: its NodeMaintenance is given back when it does"
+        return Stay(because=Because.NEEDS_A_LOOK, sentence=sentence)
+    return give_back_maintenance(situation)
 
 
 def _freeing(situation: Situation) -> Stay:

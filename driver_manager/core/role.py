@@ -10,7 +10,9 @@ from enum import StrEnum
 from typing import Final
 
 from driver_manager.core.fleet import LeaseView
+from driver_manager.core.rollout_states import State
 from driver_manager.core.situation import Situation
+from driver_manager.names import REQUESTOR_MODE
 
 UNREAD_SECONDS: Final = 15.0
 """So long what was read last is believed. After that it is not known who leads, and ours does not."""
@@ -101,9 +103,16 @@ def standing(choice: Choice, rival: Rival, now: float) -> Standing | None:
 
 
 def leads_alone(situation: Situation) -> bool:
-    """Whether ours leads this one node though it follows, because gpu-operator does not see it.
+    """Whether ours leads this one node though it follows, because gpu-operator never moves it.
+
+    gpu-operator does not have the requestor mode of NVIDIA's upgrade library switched on: it passes over nodes in the states of a
+    maintenance, and opens none that has the annotation of one (specification, weakness 41). A maintenance that ours has asked for is
+    brought to its end, so that no NodeMaintenance stays and nobody is evicted twice; between those states gpu-operator restarts and
+    validates the driver.
 
     To be filled by the hand-over: the orphan of a driver that goes back from an NVIDIADriver to a ClusterPolicy has no `app` label that
     gpu-operator selects. Nothing makes such orphans yet.
     """
-    return False
+    if situation.state in (State.MAINTENANCE, State.AFTER_MAINTENANCE):
+        return True
+    return situation.state is State.UNCORDON and REQUESTOR_MODE in situation.node.annotations

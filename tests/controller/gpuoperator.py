@@ -22,15 +22,25 @@ from driver_manager.core.fleet import FleetPod
 from driver_manager.core.snapshot import NodeView, PodView
 from driver_manager.core.upgrade_policy import UpgradePolicy, read_policy
 from driver_manager.errors import ClusterError
-from driver_manager.names import INITIAL_UNSCHEDULABLE, OPERATOR_LEASE, UPGRADE_CONTROLLER_PREFIXES, UPGRADE_ENABLED, UPGRADE_STATE
+from driver_manager.names import (
+    INITIAL_UNSCHEDULABLE,
+    OPERATOR_LEASE,
+    REQUESTOR_MODE,
+    UPGRADE_CONTROLLER_PREFIXES,
+    UPGRADE_ENABLED,
+    UPGRADE_STATE,
+)
 from driver_manager.ports import Clock, Fleet, NodePatch
 
 RENEW_SECONDS: Final = 2.0
-NOT_IN_PROGRESS: Final = ("", "upgrade-done", "upgrade-required")
+NOT_IN_PROGRESS: Final = ("", "upgrade-done", "upgrade-required", "node-maintenance-required")
 
 
 class GpuOperator:
-    """One life of it. A node moves one state in a pass; nothing it writes is guarded by a version."""
+    """One life of it. A node moves one state in a pass; nothing it writes is guarded by a version.
+
+    Its requestor mode is never on: it passes over nodes in a maintenance, and opens none that has the annotation of one.
+    """
 
     def __init__(
         self,
@@ -125,7 +135,7 @@ class GpuOperator:
             case "validation-required":
                 if any(pod.is_ready and not pod.is_terminating for pod in cache.validators_on(node.name)):
                     await self._end(node)
-            case "uncordon-required":
+            case "uncordon-required" if REQUESTOR_MODE not in node.annotations:
                 await self._write(node, unschedulable=False)
                 await self._move(node, "upgrade-done")
 
@@ -139,7 +149,7 @@ class GpuOperator:
                     await self._fleet.evict(pod)
 
     async def _end(self, node: NodeView) -> None:
-        if INITIAL_UNSCHEDULABLE in node.annotations:
+        if INITIAL_UNSCHEDULABLE in node.annotations and REQUESTOR_MODE not in node.annotations:
             await self._move(node, "upgrade-done")
             await self._write(node, annotations={INITIAL_UNSCHEDULABLE: None})
         else:

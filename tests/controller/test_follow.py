@@ -14,7 +14,7 @@ import pytest
 from driver_manager import names
 from driver_manager.cli import fleetstatus
 from driver_manager.controller.run import Replica
-from driver_manager.controller.settings import ControllerSettings
+from driver_manager.controller.settings import ControllerSettings, MaintenanceSettings
 from driver_manager.core.fleet import LeaseView
 from driver_manager.core.report import Blocker, Waiting, status_text
 from driver_manager.core.role import Choice, Role
@@ -25,7 +25,7 @@ from driver_manager.errors import DriverManagerError
 from driver_manager.ports import NodePatch
 from driver_manager.sim.access import EVERYTHING
 from driver_manager.sim.clock import run_virtual
-from driver_manager.sim.fleetworld import CONTROLLER, OWN_NAMESPACE, FleetWorld
+from driver_manager.sim.fleetworld import CONTROLLER, MAINTENANCE_NAMESPACE, OWN_NAMESPACE, FleetWorld
 from driver_manager.sim.objects import HOSTNAME, Node, Pod, PodSpec
 from driver_manager.sim.parking import GATE
 from driver_manager.sim.store import Object
@@ -133,7 +133,7 @@ class Stage:
 Story = Callable[[Stage], Coroutine[Any, Any, None]]
 
 
-def play(story: Story, *, operator: bool = True, **stage_args: Any) -> Stage:
+def play(story: Story, *, operator: bool = True, requestor: bool = False, **stage_args: Any) -> Stage:
     """Runs a story beside our replica; gpu-operator is there first unless it is said otherwise."""
     stage = Stage(**stage_args)
 
@@ -143,7 +143,8 @@ def play(story: Story, *, operator: bool = True, **stage_args: Any) -> Stage:
             await asyncio.sleep(20)
         life = stage.world.controller()
         policy = read_policy(stage.policy_file) if stage.policy_file else None
-        settings = ControllerSettings(identity="one", lease_namespace=OWN_NAMESPACE, role=stage.choice, policy=policy)
+        asks = MaintenanceSettings(is_on=requestor, namespace=MAINTENANCE_NAMESPACE)
+        settings = ControllerSettings(identity="one", lease_namespace=OWN_NAMESPACE, role=stage.choice, policy=policy, maintenance=asks)
         stage.replica = Replica(life.fleet, life.clock, settings)
         task = asyncio.create_task(stage.replica.run())
         await asyncio.sleep(25)

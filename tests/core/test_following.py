@@ -24,7 +24,7 @@ from driver_manager.core.rollout_steps import remembered
 from driver_manager.core.situation import Freeing, Situation, Stay, Work
 from driver_manager.core.snapshot import Taint
 from driver_manager.core.upgrade_policy import UpgradePolicy
-from driver_manager.names import PARKED, PAUSED, POLICY, ROLLOUT, UPGRADE_ENABLED, UPGRADE_STATE
+from driver_manager.names import PARKED, PAUSED, POLICY, REQUESTOR_MODE, ROLLOUT, UPGRADE_ENABLED, UPGRADE_STATE
 from tests.core.rollouts import driver, in_work, node, record, situation
 from tests.core.test_rollout_properties import situations
 
@@ -38,7 +38,7 @@ def test_a_follower_never_moves_a_node(seen: Situation) -> None:
     assert not decision.moves
     assert UPGRADE_STATE not in decision.change.labels
     assert decision.change.unschedulable is not True
-    assert set(decision.change.annotations) <= {ROLLOUT, PARKED}
+    assert set(decision.change.annotations) <= {ROLLOUT, PARKED, REQUESTOR_MODE}
     if not decision.change:
         assert decision.rest is not None
         assert decision.rest.sentence
@@ -54,6 +54,25 @@ def test_a_follower_opens_a_node_only_of_its_own_cordon_out_of_the_flow_with_a_d
         assert seen.has_own_cordon
         assert seen.driver is not None
         assert seen.driver.is_ready
+
+
+@pytest.mark.parametrize("state", sorted(IDLE))
+def test_a_follower_gives_a_maintenance_back_that_nothing_goes_on_in(state: State) -> None:
+    """With the driver away the node stays closed; then it is given back, and the mark of it goes last."""
+    marked = replace(node(state), annotations={REQUESTOR_MODE: "true"})
+    held = situation(marked, has_maintenance=True, maintenance="ready")
+    rest = follow(held).rest
+    assert rest is not None
+    assert rest.work is Work.RELEASE_MAINTENANCE
+    rest = follow(replace(held, drivers=())).rest
+    assert rest is not None
+    assert (rest.because, rest.work) == (Because.NEEDS_A_LOOK, Work.NOTHING)
+    rest = follow(replace(held, drivers=(), daemon_set=None)).rest
+    assert rest is not None
+    assert rest.work is Work.RELEASE_MAINTENANCE
+    given_back = follow(replace(held, maintenance="missing"))
+    assert given_back.change.annotations[REQUESTOR_MODE] is None
+    assert not given_back.moves
 
 
 @given(situations())

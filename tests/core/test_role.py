@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from driver_manager.core.fleet import LeaseView
-from driver_manager.core.role import UNREAD_SECONDS, Choice, Rival, Role, standing
+from driver_manager.core.role import UNREAD_SECONDS, Choice, Rival, Role, leads_alone, standing
+from driver_manager.core.rollout_states import State
+from driver_manager.names import REQUESTOR_MODE
+from tests.core.rollouts import node, situation
 
 
 def lease(version: str = "1", holder: str = "op-1", duration: int = 15, renewed: str = "") -> LeaseView:
@@ -81,6 +86,16 @@ def test_a_person_decides(choice: Choice, expected: Role) -> None:
     """Without a look, and against what it would show."""
     assert role(Rival(began=0.0), 0.0, choice) is expected
     assert role(Rival(began=0.0).seen(lease(), 1.0), 1.0, choice) is expected
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+@pytest.mark.parametrize("state", list(State))
+def test_nodes_that_gpu_operator_never_moves_are_led(state: State, is_asked: bool) -> None:
+    """Those in a maintenance, and those that it does not open because of the annotation of one; every other is its own."""
+    marked = replace(node(state), annotations={REQUESTOR_MODE: "true"} if is_asked else {})
+    seen = situation(marked)
+    is_in_maintenance = state in (State.MAINTENANCE, State.AFTER_MAINTENANCE)
+    assert leads_alone(seen) is (is_in_maintenance or (state is State.UNCORDON and is_asked))
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 40.0), st.booleans(), st.booleans()), max_size=30))
