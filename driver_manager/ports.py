@@ -4,7 +4,7 @@
 asynchronous where the real one can take time, so that virtual time can pass in it. Methods raise the errors of `errors` and no other.
 """
 
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -152,7 +152,7 @@ class Fleet(Cluster, Protocol):
         """
         ...
 
-    def follow_set(self, ref: str) -> AsyncIterator[FleetSet | None]:
+    def follow_set(self, ref: str) -> AsyncGenerator[FleetSet | None, None]:
         """Follows one DaemonSet (`namespace/name`) of any namespace without end: as it is now, with its status; None while there is none.
 
         Raises (while iterating):

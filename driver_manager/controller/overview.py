@@ -6,6 +6,7 @@ The reason why a node waits is decided anew, by the controller's own function, f
 
 import json
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -16,8 +17,9 @@ from driver_manager.controller.sight import situation_of
 from driver_manager.controller.work import Handlers, what_to_free
 from driver_manager.core.agentreport import with_report
 from driver_manager.core.budget import Tally, count
-from driver_manager.core.fleet import FleetEvent, Kind, LeaseView, NotServed
+from driver_manager.core.fleet import FleetEvent, FleetSet, Kind, LeaseView, NotServed
 from driver_manager.core.following import follow
+from driver_manager.core.optin import asker
 from driver_manager.core.parking import Means, means_for
 from driver_manager.core.policy_groups import FILE_GROUP, Group, Groups, policy_groups
 from driver_manager.core.record import find_record
@@ -186,7 +188,7 @@ async def overview(fleet: Fleet, cache: Cache, leader: Leader, now: float, setti
     """Says what there is; lists the pods of the first few nodes that pods hold up."""
     groups = _groups(cache, policy)
     tally, rows = Tally(), []
-    looks = 0
+    looks, named_sets = 0, await _named_sets(fleet, groups)
     because = Because.PAUSED if leader.paused else Because.NO_SLOT
     for node in sorted(cache.nodes.values(), key=lambda each: each.name):
         turn = Turn(because=because, sentence=leader.waiting.get(groups.of(node.labels).name, NO_SLOT))
@@ -195,7 +197,7 @@ async def overview(fleet: Fleet, cache: Cache, leader: Leader, now: float, setti
             continue  # no driver of the operator's concerns it
         if looks < MAX_LOOKS and _is_worth_a_look(seen):
             looks += 1
-            seen = await _with_pods(fleet, settings, seen, _means(cache, node), leader)
+            seen = await _with_pods(fleet, settings, seen, _means(cache, seen, named_sets), leader)
         if seen.state is State.MAINTENANCE:  # that it goes on is the operator's to say
             seen = replace(seen, has_maintenance=True, maintenance="pending")
         if seen.counts:
@@ -227,10 +229,30 @@ def _is_worth_a_look(seen: Situation) -> bool:
     return seen.state in (State.WAIT_FOR_JOBS, State.POD_DELETION, State.DRAIN)
 
 
-def _means(cache: Cache, node: NodeView) -> Means:
+async def _named_sets(fleet: Fleet, groups: Groups) -> Mapping[str, FleetSet]:
+    """The DaemonSets that policies name to be parked, by uid; those that cannot be read are left out."""
+    found: dict[str, FleetSet] = {}
+    for ref in sorted(groups.parked):
+        with suppress(ClusterError):
+            async with aclosing(fleet.follow_set(ref)) as told:
+                if (each := await anext(told)) is not None:
+                    found[each.uid] = each
+    return found
+
+
+def _means(cache: Cache, seen: Situation, named_sets: Mapping[str, FleetSet]) -> Means:
     """What the controller has to keep DaemonSets off, if its admission policies work."""
-    opted_in = list(cache.parkable.values())
-    return means_for(node, opted_in=opted_in, operator_sets=cache.sets.values(), own_namespace="", why_not="", is_full=False)
+    named = seen.in_force.pod_deletion.park
+    asking = {**named_sets, **cache.parkable}.values()
+    return means_for(
+        seen.node,
+        opted_in=[each for each in asking if asker(each, named)],
+        named=named,
+        operator_sets=cache.sets.values(),
+        own_namespace="",
+        why_not="",
+        is_full=False,
+    )
 
 
 async def _with_pods(fleet: Fleet, settings: Settings, seen: Situation, means: Means, leader: Leader) -> Situation:

@@ -25,6 +25,7 @@ from driver_manager.sim.fleetworld import NAMESPACE, OWN_NAMESPACE, FleetWorld
 from driver_manager.sim.objects import Cascade, DaemonSet, Pod, PodSpec
 from driver_manager.sim.parking import DENY, GATE
 from tests.controller.rollouts import EXPORTER, add_exporter
+from tests.controller.test_overview import look
 
 CLIENT = {names.DEPLOY_CLIENT: "true"}
 GPU_TOLERATION = Toleration(key="nvidia.com/gpu", operator="Exists", effect="NoSchedule")
@@ -258,6 +259,26 @@ def test_parked_by_name(ways: str) -> None:
             await fleet.everywhere()
             await fleet.until(lambda: fleet.surfaces() == before, 10)
             assert fleet.replica.controller.parking.opt_ins.missing == ["monitoring/none"]
+
+    play(story())
+
+
+def test_status_knows_named_ones() -> None:
+    """`status --all` asks who a policy names, and calls no DaemonSet in the way that is parked by name; one with an opt-out is."""
+
+    async def story() -> None:
+        world = FleetWorld(3, nodes=2, policy={"autoUpgrade": True, "maxUnavailable": 0})  # nobody is begun
+        exporter = add_exporter(world, GATE, is_opted_in=False)
+        async with led(world) as fleet:
+            world.new_driver("two")
+            await fleet.until(lambda: fleet.states() == {State.REQUIRED})
+            no = {names.PARK: "no"}
+            for labels, refs, said in ({}, [], "make it again"), ({}, [exporter.ref], ""), (no, [exporter.ref], "=no is against"):
+                exporter.labels = labels
+                world.controllers.daemon_sets.written(exporter)
+                named(world, *refs)
+                rows = (await look(world)).rows
+                assert all((said in each.sentence) and (EXPORTER in each.sentence) is bool(said) for each in rows), rows
 
     play(story())
 
