@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 
 from tests.e2e.conftest import FleetMaker
-from tests.e2e.fleet import STATE, GpuFleet
+from tests.e2e.fleet import DRIVER_SET, STATE, GpuFleet
 from tests.e2e.fleetwatch import IN_WORK, watched
 from tests.kube.fixtures import make_namespace
 from tests.kube.manifests import PARKING, Applied
@@ -171,3 +173,52 @@ def test_nothing_is_begun_without_a_policy(exporter: Exporter) -> None:
     assert all("kubectl apply -f deploy/parking" in said and f"{exporter.namespace}/exporter" in said for said in says())
     assert not fleet.evicted(mark)
     assert not any(node["spec"].get("unschedulable") for node in fleet.nodes().values())
+
+
+DAEMONS = "system:serviceaccount:kube-system:daemon-set-controller"
+REFUSALS = 14
+"""In a row: the DaemonSet controller then pauses for more than a minute (5 ms, doubled with each; measured up to 11)."""
+
+
+def _is_more(count: Callable[[], int], before: int) -> bool:
+    return count() > before
+
+
+def test_neighbours_are_healed_where_pods_are_denied(exporter: Exporter) -> None:
+    """While refusals for a parked node make its controller pause, a neighbour's pod that is gone comes back: ours wakes the controller."""
+    fleet = exporter.fleet
+    exporter.make()
+    with shipped(fleet, "deny"):
+        fleet.start()
+        fleet.wait_states(DONE)
+        mark = fleet.cp.audit_mark()
+        sick = fleet.driver_set("2")["spec"]["template"]
+        sick["metadata"]["annotations"] |= {"kubelet.sim/ready": "never"}
+        fleet.cp.patch(f"{fleet.sets}/{DRIVER_SET}", {"spec": {"template": sick}})
+
+        def parked_and_free() -> str:
+            there = [name for name, node in fleet.nodes().items() if PARKED in node["metadata"]["labels"]]
+            return there[0] if there and fleet.states()[there[0]] == "pod-restart-required" else ""
+
+        parked = fleet.cp.wait_for(parked_and_free, "a parked node without its driver", 30)
+
+        def refusals() -> int:
+            creates = [event for event in fleet.cp.audit(mark, DAEMONS) if event["verb"] == "create"]
+            asked = [event for event in creates if event["objectRef"].get("namespace") == exporter.namespace]
+            return sum(event["responseStatus"]["code"] == 403 for event in asked)
+
+        while (before := refusals()) < REFUSALS:
+            fleet.change(parked, labels={"looked-at": str(before)})  # has the controller look at once
+            fleet.cp.wait_for(partial(_is_more, refusals, before), "another refusal")
+        with fleet.cp.record("/api/v1/nodes", f"fieldSelector=metadata.name%3D{parked}") as seen:
+            deadline = time.monotonic() + 60
+            while not any(event.object["metadata"]["labels"].get(PARKED) == "again" for event in seen.events):
+                assert time.monotonic() < deadline, "no round in which the controller tried the parked node first"
+                gone = {pod["metadata"]["uid"] for pod in exporter.pods()}
+                fleet.cp.delete(f"{exporter.pods_path}?gracePeriodSeconds=0")
+
+                def all_back(gone: set[str] = gone) -> bool:
+                    fresh = [pod for pod in exporter.pods() if is_ready(pod) and pod["metadata"]["uid"] not in gone]
+                    return sorted(map(node_of, fresh)) == sorted({*fleet.names} - {parked})
+
+                fleet.cp.wait_for(all_back, "the neighbours' pods to be back", 30, 0.05)
