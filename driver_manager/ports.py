@@ -176,6 +176,24 @@ class Fleet(Cluster, Protocol):
         """
         ...
 
+    async def set_parking_term(self, daemon_set: FleetSet, *, is_in: bool) -> None:
+        """Puts into a DaemonSet's template, or takes out, the term by which its pods leave parked nodes, and marks it with a label.
+
+        Guarded by the version that is read for it. A new template rolls a DaemonSet with the strategy RollingUpdate.
+
+        Raises:
+            NotFound: it is gone. Conflict: somebody else wrote meanwhile, or it was made anew. Forbidden, Unreachable.
+        """
+        ...
+
+    async def sets_with_parking_term(self) -> tuple[FleetSet, ...]:
+        """The DaemonSets of all namespaces with that mark.
+
+        Raises:
+            Forbidden, Unreachable.
+        """
+        ...
+
     async def try_pod(self, namespace: str, owner: str, node_name: str) -> Tried:
         """What would become of a pod that a DaemonSet made for a node now: a dry run, which makes nothing.
 

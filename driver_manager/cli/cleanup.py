@@ -51,10 +51,12 @@ def show(cleaned: Cleaned, output: str, *, is_dry: bool) -> None:
         return
     for name, words in cleaned.done.items():
         click.echo(f"node {name}: {'would ' if is_dry else ''}{'; '.join(words)}")
+    for name in cleaned.templates:
+        click.echo(f"DaemonSet {name}: {'would ' if is_dry else ''}take the term for parking out of its template, which rolls it once")
     for name, left in cleaned.left.items():
         for each in left:
             click.echo(f"left{f' on node {name}' if name else ''}: {each}")
-    if not cleaned.done:
+    if not (cleaned.done or cleaned.templates):
         click.echo("no node has anything of ours to take off")
     elif is_dry:
         click.echo("nothing has been changed: this was a dry run")
@@ -68,5 +70,6 @@ def document(cleaned: Cleaned, *, is_dry: bool) -> dict[str, Any]:
             {"node": name, "done": cleaned.done.get(name, []), "left": list(cleaned.left.get(name, ()))}
             for name in sorted({*cleaned.done, *cleaned.left} - {""})
         ],
+        "daemonSets": list(cleaned.templates),
         "left": list(cleaned.left.get("", ())),
     }

@@ -1,8 +1,9 @@
 """Taking everything of ours off a cluster: `driver-manager cleanup`. What is done to a node is `core.cleanup`'s affair; here is the order.
 
-Un-park, let in who was kept off, take the records of dead agents over, wait, then one guarded change for each node. It may be killed
-anywhere and begun again. While it works it holds the controllers' Lease, so that none begins to lead. What is not on nodes (admission
-policies, the controller itself) is made by manifests and goes with them: it is named at the end, when nobody needs it any more.
+Un-park, let in who was kept off, take the term for parking out of templates, take the records of dead agents over, wait, then one guarded
+change for each node. It may be killed anywhere and begun again. While it works it holds the controllers' Lease, so that none begins to
+lead. What is not on nodes (admission policies, the controller itself) is made by manifests and goes with them: it is named at the end,
+when nobody needs it any more.
 """
 
 import asyncio
@@ -40,6 +41,8 @@ class Cleaned:
     """Node -> in words."""
     left: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Node, or empty for the cluster -> what stays, and why."""
+    templates: tuple[str, ...] = ()
+    """DaemonSets whose template loses the term for parking, `namespace/name`."""
 
 
 class Cleanup:
@@ -77,7 +80,7 @@ class Cleanup:
         self._is_state_ours = not await self._holder(self._settings.operator_namespace, OPERATOR_LEASE)
         nodes = await self._nodes()
         await self._nobody_lives(nodes)
-        cleaned = Cleaned()
+        cleaned = Cleaned(templates=tuple(sorted(each.ref for each in await self._fleet.sets_with_parking_term())))
         if cluster := tuple(await self._cluster()):
             cleaned.left[""] = cluster
         for node in nodes:
@@ -114,6 +117,7 @@ class Cleanup:
         nodes = [node.name for node in await self._nodes()]
         await self._each(nodes, lambda node: unpark(node).change)
         await self._let_in()
+        await self._take_terms_out()
         claims: dict[str, str] = {}
         await self._each(nodes, lambda node: self._claim(node, claims))
         if claims:
@@ -137,6 +141,17 @@ class Cleanup:
                 with suppress(NotFound, Conflict):
                     await self._fleet.evict(PodView(namespace=pod.namespace, name=pod.name, uid=pod.uid))
             await self._clock.sleep(LOOK_EVERY)
+
+    async def _take_terms_out(self) -> None:
+        """Takes the term for parking out of the templates that the controller has put it into; each then rolls once."""
+        for _ in range(TRIES):
+            for each in await self._fleet.sets_with_parking_term():
+                self._still_alone()
+                with suppress(NotFound, Conflict):
+                    await self._fleet.set_parking_term(each, is_in=False)
+        if left := [each.ref for each in await self._fleet.sets_with_parking_term()]:
+            what = f"the templates of {_some(left)} do not stand still for one write"
+            raise Unsettled(what, hint="find out who writes them all the time")
 
     async def _gated(self) -> list[FleetPod]:
         pods = await self._listed(Kind.GATED_PODS)

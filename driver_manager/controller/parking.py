@@ -14,6 +14,7 @@ from driver_manager.controller.election import Election
 from driver_manager.controller.optins import OptIns
 from driver_manager.controller.settings import ControllerSettings
 from driver_manager.controller.telling import Telling
+from driver_manager.controller.templates import Templates
 from driver_manager.core.fleet import FleetPod, FleetSet
 from driver_manager.core.hold import Hold, parked_on
 from driver_manager.core.parking import (
@@ -27,6 +28,7 @@ from driver_manager.core.parking import (
     woken,
 )
 from driver_manager.core.parking_notices import Notice, node_notice, parked_owners, set_notices, still_told
+from driver_manager.core.parking_term import leaves_parked_nodes
 from driver_manager.core.rollout_record import MAX_PARKED, progress_of
 from driver_manager.core.snapshot import NodeView, PodView
 from driver_manager.core.upgrade_policy import UpgradePolicy
@@ -42,6 +44,8 @@ ASK_SOON: Final = 10.0
 """Seconds for which it is believed that they are not there."""
 PROOF_SECONDS: Final = 10.0
 """For so long a probe may still be let in after a park: it takes about 25 ms, and a second for a new policy (measured)."""
+NO_POLICY: Final = "no admission policy for that is in the cluster (kubectl apply -f deploy/parking)"
+TEMPLATES_OFF: Final = "without one TEMPLATE_PARKING=true has the DaemonSet's own template changed, which restarts all of its pods once"
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 1.0
 HELD_UP_SECONDS: Final = 2.0
@@ -69,6 +73,7 @@ class Parking:
         self._fleet, self._clock, self._settings = fleet, clock, settings
         self._election, self._telling, self._cache = election, telling, cache
         self.opt_ins = OptIns(fleet, cache, spawn, self.wake)
+        self._templates = Templates(fleet, clock, election, settings.lease_namespace)
         self._wake = asyncio.Event()
         self._why_not, self._believed_until = "", 0.0
         self._lacking: dict[str, float] = {}
@@ -93,6 +98,7 @@ class Parking:
             operator_sets=self._cache.sets.values(),
             own_namespace=self._settings.lease_namespace,
             why_not=await self._policies() if opted_in else "",
+            unchanged=self._templates.why_not,
             is_full=bool(opted_in) and len(self.parked_nodes()) >= MOST_PARKED_NODES,
         )
 
@@ -117,18 +123,21 @@ class Parking:
         now = self._clock.now()
         if now >= self._believed_until:
             is_there = await self._fleet.has_parking_policy()
-            hint = "no admission policy for that is in the cluster (kubectl apply -f deploy/parking)"
+            hint = NO_POLICY if self._settings.template_parking else f"{NO_POLICY}; {TEMPLATES_OFF}"
             self._why_not, self._believed_until = "" if is_there else hint, now + (ASK_AGAIN if is_there else ASK_SOON)
         return self._why_not
 
     async def prove(self, node_name: str, owners: Collection[str]) -> None:
         """Returns when pods of these DaemonSets would be kept off the node, by a dry run: nobody is evicted before that.
 
+        Those whose template leaves parked nodes need no proof.
+
         Raises:
             Refused: they would be let in.
         """
         deadline, pause = self._clock.now() + PROOF_SECONDS, FIRST_PAUSE
-        for owner in sorted(owners):
+        leaving = {each.ref for each in self.opt_ins.all() if leaves_parked_nodes(each)}
+        for owner in sorted({*owners} - leaving):
             while await self._fleet.try_pod(self._settings.lease_namespace, owner, node_name) is Tried.LET_IN:
                 if self._clock.now() > deadline:
                     self._why_not = f"the admission policy let a pod of {owner} onto {node_name} though it was parked"
@@ -151,16 +160,27 @@ class Parking:
             await self._rest(pause)
             self._wake.clear()
             self._tell()
+            await self._change_templates()
             stuck = [pod for pod in self._cache.gated.values() if self._is_stuck(pod)]
             await asyncio.gather(*(self._let_go(pod) for pod in stuck))
             for daemon_set in self.opt_ins.all():
                 await self._heal(daemon_set)
             pause = self._pause(pause, is_busy=bool(stuck))
 
+    async def _change_templates(self) -> None:
+        """Where no admission policy can park and the settings allow it."""
+        sets = self.opt_ins.all() if self._settings.template_parking else []
+        try:
+            await self._templates.prepare(sets if sets and await self._policies() else [])
+        except ClusterError as error:
+            logger.warning("whether there are admission policies is not known, trying again", extra={"error": error.message})
+
     def _pause(self, before: float, *, is_busy: bool) -> float:
         if is_busy:
             return min(2 * before, LONGEST_PAUSE) if before < IDLE else FIRST_PAUSE
-        return LONGEST_PAUSE if self._lacking else IDLE
+        if self._lacking:
+            return LONGEST_PAUSE
+        return ASK_SOON if self._settings.template_parking else IDLE
 
     async def _rest(self, pause: float) -> None:
         waiting = [asyncio.ensure_future(self._wake.wait()), asyncio.ensure_future(self._clock.sleep(pause))]

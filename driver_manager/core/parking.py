@@ -13,6 +13,7 @@ from driver_manager.core.fleet import FleetPod, FleetSet, is_driver, is_validato
 from driver_manager.core.hold import OUR_TAINT_VALUE, ROLLOUT_RUN, Hold, parked_on
 from driver_manager.core.keepoff import choose_keep_off
 from driver_manager.core.optin import PARK_FIELD, asker, opt_in_problem
+from driver_manager.core.parking_term import leaves_parked_nodes
 from driver_manager.core.rollout_record import MAX_PARKED, Progress
 from driver_manager.core.situation import NodeChange
 from driver_manager.core.snapshot import NodeView, Taint
@@ -54,6 +55,7 @@ def means_for(
     own_namespace: str,
     why_not: str,
     is_full: bool,
+    unchanged: Mapping[str, str] | None = None,
 ) -> Means:
     """What there is for a node.
 
@@ -65,6 +67,7 @@ def means_for(
         own_namespace: the controller's.
         why_not: why no admission policy can be relied on; empty where one can.
         is_full: whether no other node may be parked now.
+        unchanged: `namespace/name` -> why a DaemonSet's template does not have it leave parked nodes, where templates are changed for that.
     """
     unread = dict.fromkeys(named, f"is named by {PARK_FIELD} of the policy, and could not be read yet")
     parkable, not_now, there = set[str](), unread, parked_on(node)
@@ -74,8 +77,8 @@ def means_for(
             not_now[each.ref] = f"is not parked though {asker(each, named)}: {problem}"
         elif each.ref in there:
             parkable.add(each.ref)
-        elif why_not:
-            not_now[each.ref] = f"cannot be parked: {why_not}"
+        elif why_not and not leaves_parked_nodes(each):
+            not_now[each.ref] = f"cannot be parked: {(unchanged or {}).get(each.ref, why_not)}"
         elif each.is_rolling:
             not_now[each.ref] = "is in a rolling update, which could not go on if it were parked: it is waited for"
         elif is_full and not there:

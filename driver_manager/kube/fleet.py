@@ -24,7 +24,7 @@ from driver_manager.core.fleet import (
 from driver_manager.core.parking import Tried
 from driver_manager.core.snapshot import ChangeKind, Identity
 from driver_manager.errors import Conflict, Forbidden, NotFound
-from driver_manager.kube import fleetcalls, fleetviews, views
+from driver_manager.kube import calls, fleetcalls, fleetviews, views
 from driver_manager.kube.client import RETRY_SECONDS, KubeCluster, open_connection
 from driver_manager.kube.fleetcalls import CUSTOM_KINDS, MAINTENANCE, CustomKind, Selection
 from driver_manager.kube.watch import Absent, Change, Listing, Watch, joined
@@ -150,6 +150,17 @@ class KubeFleet(KubeCluster):
                 continue
             return True
         return False
+
+    async def set_parking_term(self, daemon_set: FleetSet, *, is_in: bool) -> None:
+        """Puts the term by which its pods leave parked nodes into a DaemonSet's template, or takes it out."""
+        found = await self._read(calls.get_daemon_set(daemon_set.namespace, daemon_set.name), fleetviews.AFFINITIES.one)
+        if found.uid != daemon_set.uid:
+            raise Conflict(f"DaemonSet {daemon_set.ref}: it was made anew meanwhile, under another uid")
+        await self._connection.answer(fleetcalls.patch_affinity(daemon_set, found, is_in=is_in))
+
+    async def sets_with_parking_term(self) -> tuple[FleetSet, ...]:
+        """The DaemonSets that have it from us."""
+        return (await self._list(fleetcalls.list_sets_with_term(), fleetviews.PARKABLE_SETS)).items
 
     async def try_pod(self, namespace: str, owner: str, node_name: str) -> Tried:
         """What would become of a pod that a DaemonSet made for a node now. The request makes nothing, so it is a read."""

@@ -9,10 +9,11 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from driver_manager import names
-from driver_manager.core.fleet import EventNote, LeaseView, MaintenanceOrder, MaintenanceView, PolicySource
+from driver_manager.core.fleet import EventNote, FleetSet, LeaseView, MaintenanceOrder, MaintenanceView, PolicySource
+from driver_manager.core.parking_term import put_in, taken_out
 from driver_manager.core.snapshot import Rule
-from driver_manager.kube.calls import API_GROUPS, Call
-from driver_manager.kube.fleetviews import Conditions
+from driver_manager.kube.calls import API_GROUPS, Call, get_daemon_set
+from driver_manager.kube.fleetviews import Conditions, TemplateAffinity
 
 NVIDIA_GROUP: Final = "nvidia.com"
 MAINTENANCE_GROUP: Final = "maintenance.nvidia.com"
@@ -118,6 +119,9 @@ OWN_RULES: Final = (
 NAMESPACE_RULES: Final = (*OPERATOR_RULES, *OWN_RULES)
 """Where both are one."""
 
+TEMPLATE_RULES: Final = (_rule("get patch", "apps", "daemonsets"),)
+"""For the whole cluster, where TEMPLATE_PARKING is on."""
+
 MAINTENANCE_RULES: Final = (_rule("get list watch create patch delete", MAINTENANCE_GROUP, MAINTENANCE.plural),)
 """In the namespace of NodeMaintenances, where a maintenance operator frees the nodes."""
 
@@ -185,6 +189,30 @@ def list_named_set(ref: str) -> Call:
     namespace, _, name = ref.partition("/")
     path = f"/apis/apps/v1/namespaces/{quote(namespace, safe='')}/daemonsets"
     return Call(verb="list", resource="daemonsets.apps", namespace=namespace, path=path, query={"fieldSelector": f"metadata.name={name}"})
+
+
+def list_sets_with_term() -> Call:
+    """Lists the DaemonSets of all namespaces into whose templates the term for parking was put."""
+    return Call(verb="list", resource="daemonsets.apps", path="/apis/apps/v1/daemonsets", query=_selecting(f"{names.PARKING_TERM}=true"))
+
+
+def patch_affinity(daemon_set: FleetSet, found: TemplateAffinity, *, is_in: bool) -> Call:
+    """Puts the term for parking into the template of the version that was read, or takes it out.
+
+    The list of terms is one value for a merge patch, hence the guard.
+    """
+    meta = {
+        "resourceVersion": found.resource_version,
+        "uid": daemon_set.uid,
+        "labels": {names.PARKING_TERM: "true" if is_in else None},
+    }
+    affinity = put_in(found.affinity) if is_in else taken_out(found.affinity)
+    return replace(
+        get_daemon_set(daemon_set.namespace, daemon_set.name),
+        verb="patch",
+        body={"metadata": meta, "spec": {"template": {"spec": {"affinity": affinity}}}},
+        content_type=MERGE,
+    )
 
 
 def list_gated_pods() -> Call:

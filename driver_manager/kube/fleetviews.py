@@ -223,6 +223,30 @@ class Conditions(msgspec.Struct, frozen=True):
     items: list[dict[str, Any]]
 
 
+class TemplateAffinity(msgspec.Struct, frozen=True):
+    """What of a DaemonSet is needed to change its template's affinity, word for word."""
+
+    uid: str
+    resource_version: str
+    affinity: dict[str, Any] | None
+
+
+class _RawPodSpec(Wire, frozen=True):
+    affinity: dict[str, Any] | None = None
+
+
+class _RawTemplate(Wire, frozen=True):
+    spec: _RawPodSpec = _RawPodSpec()
+
+
+class _RawSetSpec(Wire, frozen=True):
+    template: _RawTemplate = _RawTemplate()
+
+
+class _RawSet(WireObject, frozen=True):
+    spec: _RawSetSpec = _RawSetSpec()
+
+
 class _FullStatus(Wire, frozen=True):
     state: str = ""
     conditions: list[dict[str, Any]] | None = None
@@ -475,9 +499,14 @@ def _conditions(each: _Conditioned) -> Conditions:
     return Conditions(meta.uid, meta.resource_version, meta.generation, status.state, status.conditions or [])
 
 
+def _template_affinity(each: _RawSet) -> TemplateAffinity:
+    return TemplateAffinity(each.metadata.uid, each.metadata.resource_version, each.spec.template.spec.affinity)
+
+
 PODS: Final = Reader(_Pod, _pod_view)
 SETS: Final = Reader(_Set, _set_view)
 PARKABLE_SETS: Final = Reader(_Set, _parkable_view)
+AFFINITIES: Final = Reader(_RawSet, _template_affinity)
 REVISIONS: Final = Reader(_Revision, _revision_view)
 CLUSTER_POLICIES: Final = Reader(_ClusterPolicy, _cluster_policy_view)
 DRIVERS: Final = Reader(_Driver, _driver_view)

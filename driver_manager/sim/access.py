@@ -55,6 +55,9 @@ CONTROLLER_NAMESPACE_ROLE: Final = (
 )
 """All that it needs in the operator's namespace, and in that of its Lease."""
 
+TEMPLATE_ROLE: Final = (rule("get patch", "apps", "daemonsets"),)
+"""What it needs more in the whole cluster to park by templates."""
+
 MAINTENANCE_ROLE: Final = (rule("get list watch create patch delete", "maintenance.nvidia.com", "nodemaintenances"),)
 """What it needs more in the namespace of NodeMaintenances."""
 

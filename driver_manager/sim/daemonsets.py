@@ -5,11 +5,13 @@ It looks only at the nodes that something happened on, so that a fleet of thousa
 
 import zlib
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Final
 
 from driver_manager.core.parking import Tried
+from driver_manager.core.parking_term import EXPRESSION
 from driver_manager.core.snapshot import ChangeKind
-from driver_manager.names import PARKED, REVISION_HASH
+from driver_manager.names import PARKED, PARKING_TERM, REVISION_HASH
 from driver_manager.sim.objects import (
     DAEMON_TOLERATIONS,
     Cascade,
@@ -47,6 +49,7 @@ class DaemonSets:
         self.shapers: list[Callable[[Pod], None]] = []
         """Those who change a new pod before it is written: how it will behave."""
         self._make_pod = make_pod
+        server.set_parking_term = self._set_parking_term
         self._templates: list[tuple[PodSpec, str]] = []
         """All that there ever were, with their hashes: the same template has the same hash in any DaemonSet."""
 
@@ -184,6 +187,14 @@ class DaemonSets:
         daemon_set.observes_at = self.store.timers.now() + self.store.latencies.observe
         self.written(daemon_set)
         self.store.timers.later(self.store.latencies.observe, lambda: self.wake(daemon_set))
+
+    def _set_parking_term(self, daemon_set: DaemonSet, is_in: bool) -> None:
+        """Somebody puts the term for parking into the template, or takes it out, and marks that."""
+        without = [tuple(each for each in term if each != EXPRESSION) for term in daemon_set.spec.affinity]
+        terms = [(*term, EXPRESSION) for term in without or [()]] if is_in else [term for term in without if term]
+        others = {key: value for key, value in daemon_set.labels.items() if key != PARKING_TERM}
+        daemon_set.labels = {**others, PARKING_TERM: "true"} if is_in else others
+        self.set_template(daemon_set, replace(daemon_set.spec, affinity=tuple(terms)))
 
     def written(self, daemon_set: DaemonSet) -> None:
         """A DaemonSet is new or has changed."""

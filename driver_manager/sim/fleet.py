@@ -24,6 +24,7 @@ from driver_manager.core.fleet import (
 from driver_manager.core.parking import Tried
 from driver_manager.core.snapshot import ChangeKind
 from driver_manager.errors import ClusterError, Conflict, Forbidden, NotFound, Unreachable
+from driver_manager.names import PARKING_TERM
 from driver_manager.sim import access, maintenances
 from driver_manager.sim.cluster import SimCluster
 from driver_manager.sim.faults import Life
@@ -179,6 +180,32 @@ class SimFleet(SimCluster):
             return bool(self._server.parking.ways)
 
         return await self._call("has_parking_policy", {}, read)
+
+    async def set_parking_term(self, daemon_set: FleetSet, *, is_in: bool) -> None:
+        """Puts the term by which its pods leave parked nodes into a DaemonSet's template, or takes it out."""
+
+        def write() -> None:
+            for verb in ("get", "patch"):
+                access.demand(self.account, verb, "apps", "daemonsets", daemon_set.namespace, daemon_set.name)
+            there = self._store.daemon_sets.get(daemon_set.ref)
+            if there is None:
+                raise NotFound(f'daemonsets.apps "{daemon_set.name}" not found')
+            if there.uid != daemon_set.uid:
+                raise Conflict(f"DaemonSet {daemon_set.ref}: it was made anew meanwhile, under another uid")
+            self._store.did(self.account.name, "term", there.ref, uid=there.uid, detail=is_in)
+            self._server.set_parking_term(there, is_in)
+
+        await self._call("set_parking_term", {"set": daemon_set.ref, "in": is_in}, write, is_write=True)
+
+    async def sets_with_parking_term(self) -> tuple[FleetSet, ...]:
+        """The DaemonSets that have it from us."""
+
+        def read() -> tuple[FleetSet, ...]:
+            access.demand(self.account, "list", "apps", "daemonsets")
+            found = [each for each in self._store.daemon_sets.values() if each.labels.get(PARKING_TERM) == "true"]
+            return tuple(each.fleet_view() for each in found)
+
+        return await self._call("sets_with_parking_term", {}, read)
 
     async def try_pod(self, namespace: str, owner: str, node_name: str) -> Tried:
         """What would become of a pod of a DaemonSet."""

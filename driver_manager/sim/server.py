@@ -31,6 +31,8 @@ class Server:
         self.evictions: list[tuple[float, str, str]] = []
         """Accepted ones: time, `namespace/name`, uid."""
         self.parking = ParkingPolicies(store)
+        self.set_parking_term: Callable[[DaemonSet, bool], None] = lambda _, __: None
+        """Puts the term for parking into a DaemonSet's template, or takes it out; its controller does it."""
         self.back = Signal()
         self.on_break: list[Callable[[], None]] = []
         """What else to do when all watches are cut."""

@@ -163,6 +163,11 @@ class Followed:
         return {item.name: item for item in self.items.values() if isinstance(item, FleetSet)}
 
     @property
+    def sets_by_ref(self) -> dict[str, FleetSet]:
+        """By `namespace/name`."""
+        return {item.ref: item for item in self.items.values() if isinstance(item, FleetSet)}
+
+    @property
     def revisions(self) -> list[Revision]:
         """By number."""
         return sorted((item for item in self.items.values() if isinstance(item, Revision)), key=lambda item: item.number)

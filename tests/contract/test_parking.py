@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from driver_manager import names
 from driver_manager.core.fleet import FleetSet, Kind
 from driver_manager.core.parking import Tried
+from driver_manager.core.parking_term import leaves_parked_nodes
 from driver_manager.core.snapshot import PodView
-from driver_manager.kube.fleetcalls import CLUSTER_RULES, NAMESPACE_RULES
+from driver_manager.errors import Conflict, Forbidden
+from driver_manager.kube.fleetcalls import CLUSTER_RULES, NAMESPACE_RULES, TEMPLATE_RULES
 from driver_manager.ports import NodePatch
-from tests.contract.fleetstage import FleetStage, following
+from tests.contract.fleetstage import FleetStage, Followed, following
 from tests.contract.stage import until
 
 EXPORTER = {"app": "exporter"}
@@ -36,9 +39,7 @@ async def test_a_parked_daemon_set(fleet_stage: FleetStage, way: str, tried: Tri
         return await fleet.try_pod(fleet_stage.namespace, owner, node) is wanted
 
     async with following(fleet, Kind.PARKABLE_SETS) as sets, following(fleet, Kind.GATED_PODS) as gated:
-        await sets.when(
-            lambda now: "exporter" in now.sets and not now.sets["exporter"].is_rolling and not now.sets["exporter"].missing, "the DaemonSet"
-        )
+        await sets.when(lambda now: (found := now.sets_by_ref.get(owner)) and not found.is_rolling and not found.missing, "the DaemonSet")
         await fleet.patch_node(NodePatch(name=node, labels={names.PARKED: "true"}, annotations={names.PARKED: f"x/y,{owner}"}))
         await until(lambda: is_tried(tried), "the policy to work")
         assert await fleet.try_pod(fleet_stage.namespace, owner, other) is Tried.LET_IN
@@ -50,13 +51,13 @@ async def test_a_parked_daemon_set(fleet_stage: FleetStage, way: str, tried: Tri
             assert pod.owner is not None
             assert f"{pod.namespace}/{pod.owner.name}" == owner
         else:
-            await sets.when(lambda now: now.sets["exporter"].missing == 1, "a pod to be missing")
+            await sets.when(lambda now: now.sets_by_ref[owner].missing == 1, "a pod to be missing")
         await fleet.patch_node(NodePatch(name=node, labels={names.PARKED: None}, annotations={names.PARKED: None}))
         await until(lambda: is_tried(Tried.LET_IN), "the end of it")
         if way == "gate":
             await fleet.evict(PodView(namespace=pod.namespace, name=pod.name, uid=pod.uid))
         await gated.when(lambda now: not now.pods, "nobody to be gated")
-        await sets.when(lambda now: not now.sets["exporter"].missing, "nobody to be missing")
+        await sets.when(lambda now: not now.sets_by_ref[owner].missing, "nobody to be missing")
         await pod_on(fleet_stage, node)
 
 
@@ -86,6 +87,46 @@ async def test_one_daemon_set_by_name(fleet_stage: FleetStage) -> None:
     finally:
         task.cancel()
         await asyncio.wait([task])
+
+
+async def test_a_template_that_leaves_parked_nodes(fleet_stage: FleetStage) -> None:
+    """The term goes in and marks the DaemonSet; a parked node's label takes the pod away and back; out again it is the old template."""
+    label, ref = {"park-test": fleet_stage.namespace}, f"{fleet_stage.namespace}/exporter"
+    node = await fleet_stage.add_node(label)
+    await fleet_stage.add_set("exporter", label, EXPORTER, is_parkable=True)
+    fleet = await fleet_stage.account((*CLUSTER_RULES, *TEMPLATE_RULES), NAMESPACE_RULES)
+    stranger = await fleet_stage.account(CLUSTER_RULES, NAMESPACE_RULES)
+
+    def there(now: Followed) -> FleetSet | None:  # those of other tests may be in other namespaces
+        found = now.sets_by_ref.get(ref)
+        return found if found is not None and not found.is_rolling else None
+
+    async def marked() -> list[str]:
+        return [each.ref for each in await fleet.sets_with_parking_term() if each.ref == ref]
+
+    async def is_away() -> bool:
+        return not [pod for pod in (await fleet.pods_on(node)).items if pod.labels.get("app") == EXPORTER["app"]]
+
+    async with following(fleet, Kind.PARKABLE_SETS) as sets, following(fleet, Kind.REVISIONS) as revisions:
+        before = await sets.when(there, "the DaemonSet")
+        await pod_on(fleet_stage, node)
+        with pytest.raises(Forbidden):
+            await stranger.set_parking_term(before, is_in=True)
+        with pytest.raises(Conflict):
+            await fleet.set_parking_term(replace(before, uid="another"), is_in=True)
+        assert await marked() == []
+        await fleet.set_parking_term(before, is_in=True)
+        await sets.when(lambda now: (found := there(now)) and leaves_parked_nodes(found), "the term")
+        assert await marked() == [ref]
+        await pod_on(fleet_stage, node)
+        await fleet.patch_node(NodePatch(name=node, labels={names.PARKED: "true"}))
+        await until(is_away, "the pod to be gone")
+        await fleet.patch_node(NodePatch(name=node, labels={names.PARKED: None}))
+        await pod_on(fleet_stage, node)
+        await fleet.set_parking_term(before, is_in=False)
+        await sets.when(lambda now: (found := there(now)) and found.is_settled and not found.affinity, "the old template")
+        assert await marked() == []
+        await revisions.when(lambda now: [each.number for each in now.revisions] == [2, 3], "the first revision to be the newest again")
 
 
 async def pod_on(stage: FleetStage, node: str) -> PodView:

@@ -93,13 +93,13 @@ class Fleet:
 
 
 @contextlib.asynccontextmanager
-async def led(world: FleetWorld) -> AsyncIterator[Fleet]:
-    """A controller that lives while this is entered, on a fleet that is done."""
+async def led(world: FleetWorld, *, state: State = State.DONE, **settings: Any) -> AsyncIterator[Fleet]:
+    """A controller that lives while this is entered, on a fleet that is done, or all of it in another state."""
     life = world.controller()
-    replica = Replica(life.fleet, life.clock, ControllerSettings(lease_namespace=OWN_NAMESPACE))
+    replica = Replica(life.fleet, life.clock, ControllerSettings(lease_namespace=OWN_NAMESPACE, **settings))
     task = asyncio.ensure_future(life.run(replica.run()))
     fleet = Fleet(world, replica)
-    await fleet.until(lambda: fleet.states() == {State.DONE})
+    await fleet.until(lambda: fleet.states() == {state})
     try:
         yield fleet
     finally:

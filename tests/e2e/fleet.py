@@ -321,10 +321,10 @@ class GpuFleet:
         self.cp.delete(f"{self.space}/pods?gracePeriodSeconds=0")
 
 
-def shipped_account(control_plane: ControlPlane, namespace: str) -> list[str]:
+def shipped_account(control_plane: ControlPlane, namespace: str, folder: Path = CONTROLLER) -> list[str]:
     """Account and roles of the shipped manifests, with one namespace in place of theirs; gives the paths of what is cluster-wide."""
     paths: list[str] = []
-    for shipped in documents(CONTROLLER):
+    for shipped in documents(folder):
         if shipped["kind"] not in ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"):
             continue
         where = shipped["metadata"].get("namespace", "")

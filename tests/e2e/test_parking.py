@@ -10,10 +10,10 @@ from functools import partial
 import pytest
 
 from tests.e2e.conftest import FleetMaker
-from tests.e2e.fleet import DRIVER_SET, STATE, GpuFleet
+from tests.e2e.fleet import DRIVER_SET, STATE, GpuFleet, shipped_account
 from tests.e2e.fleetwatch import IN_WORK, watched
 from tests.kube.fixtures import make_namespace
-from tests.kube.manifests import PARKING, Applied
+from tests.kube.manifests import PARKING, TEMPLATES, Applied
 from tests.kube.proxy import ApiProxy
 from tests.kube.recorder import Event, Object, Recorder
 from tests.kube.space import daemon_set, is_marked, is_ready, node_of
@@ -173,6 +173,35 @@ def test_nothing_is_begun_without_a_policy(exporter: Exporter) -> None:
     assert all("kubectl apply -f deploy/parking" in said and f"{exporter.namespace}/exporter" in said for said in says())
     assert not fleet.evicted(mark)
     assert not any(node["spec"].get("unschedulable") for node in fleet.nodes().values())
+
+
+def test_parked_by_its_template(exporter: Exporter) -> None:
+    """No policy is there and the setting is on: its template is changed once, then the label of a node takes its pod away and back.
+
+    It is OnDelete, so the change restarts nobody: its controller asks the newest template where pods belong.
+    """
+    fleet = exporter.fleet
+    fleet.cluster_wide += shipped_account(fleet.cp, fleet.namespace, TEMPLATES)
+    exporter.make()
+    uids = {pod["metadata"]["uid"] for pod in exporter.pods()}
+    fleet.start(settings={"TEMPLATE_PARKING": "true"})
+    fleet.wait_states(DONE)
+    fleet.cp.wait_for(lambda: fleet.cp.get(exporter.path)["status"]["observedGeneration"] == 2, "the new template")
+    assert {pod["metadata"]["uid"] for pod in exporter.pods()} == uids
+    before, mark = fleet.surface(), fleet.cp.audit_mark()
+    with watched(fleet) as story, fleet.cp.record(exporter.pods_path, "") as pods:
+        fleet.set_driver("2")
+        story.nodes.wait_for(lambda event: fleet.is_in(event, "upgrade-required"), "the roll-out to begin")
+        fleet.wait_states(DONE, 60)
+        exporter.wait_everywhere(30)
+        story.assert_budget(parallel=1, unavailable=1)
+        story.assert_replaced_once()
+        assert_off_while_in_work(story.nodes, pods, fleet.names)
+    fleet.cp.wait_for(lambda: fleet.surface() == before, "the nodes to be as before")
+    assert fleet.cp.get(exporter.path)["metadata"]["generation"] == 2
+    missing = {("get", f"{kind}admissionpolicies", 404) for kind in ("mutating", "validating")} | {("get", "leases", 404)}
+    refused = {key for key in fleet.counts(mark) if key[2] >= 400}
+    assert refused <= {("patch", "nodes", 409), ("create", "pods/eviction", 404), ("create", "pods/eviction", 409)} | missing, refused
 
 
 DAEMONS = "system:serviceaccount:kube-system:daemon-set-controller"

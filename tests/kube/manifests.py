@@ -15,6 +15,7 @@ Object = dict[str, Any]
 DEPLOY = Path(__file__).parents[2] / "deploy"
 CONTROLLER = DEPLOY / "controller"
 MAINTENANCE = DEPLOY / "controller-maintenance"
+TEMPLATES = DEPLOY / "controller-templates"
 PARKING = DEPLOY / "parking"
 PLURALS = {
     "ClusterRole": "clusterroles",

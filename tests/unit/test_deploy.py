@@ -12,8 +12,8 @@ from driver_manager.cli.arguments import normalised
 from driver_manager.core.snapshot import Rule
 from driver_manager.core.upgrade_policy import OWN_LABELS
 from driver_manager.fleetconfig import CONTROLLER_OPTIONS, SHARED
-from driver_manager.kube.fleetcalls import CLUSTER_RULES, MAINTENANCE_RULES, OPERATOR_RULES, OWN_RULES, PARKING_WAYS
-from tests.kube.manifests import CONTROLLER, MAINTENANCE, PARKING, documents, path
+from driver_manager.kube.fleetcalls import CLUSTER_RULES, MAINTENANCE_RULES, OPERATOR_RULES, OWN_RULES, PARKING_WAYS, TEMPLATE_RULES
+from tests.kube.manifests import CONTROLLER, MAINTENANCE, PARKING, TEMPLATES, documents, path
 
 Object = dict[str, Any]
 OBJECTS = documents(CONTROLLER)
@@ -139,6 +139,18 @@ def test_the_role_for_maintenance_is_the_table_of_calls() -> None:
     assert binding["roleRef"] == {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": role["metadata"]["name"]}
     assert binding["metadata"]["namespace"] == role["metadata"]["namespace"]
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": NAME, "namespace": "driver-manager"}]
+
+
+def test_the_role_for_templates_is_the_table_of_calls() -> None:
+    """Only where templates are changed for parking has the account the right to patch DaemonSets, of the whole cluster."""
+    role, binding = documents(TEMPLATES)
+    assert granted(role) == needed(TEMPLATE_RULES)
+    assert (role["kind"], binding["kind"]) == ("ClusterRole", "ClusterRoleBinding")
+    assert binding["roleRef"] == {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role["metadata"]["name"]}
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": NAME, "namespace": "driver-manager"}]
+    others = [rule for body in OBJECTS for rule in body.get("rules", ()) if "daemonsets" in rule["resources"]]
+    assert others
+    assert not [rule for rule in others if "patch" in rule["verbs"]]
 
 
 def test_the_two_parking_policies_choose_the_same_pods() -> None:

@@ -18,6 +18,7 @@ from driver_manager.core.fleet import (
     Changed,
     EventNote,
     FleetEvent,
+    FleetSet,
     Kind,
     LeaseView,
     Listed,
@@ -30,7 +31,7 @@ from driver_manager.core.snapshot import ChangeKind, NodeView, Permissions, PodV
 from driver_manager.errors import Forbidden
 from driver_manager.kube import calls, fleetcalls, fleetviews, watch
 from driver_manager.kube.fleet import KubeFleet, connect_fleet
-from driver_manager.kube.fleetcalls import CLUSTER_RULES, CUSTOM_KINDS, MAINTENANCE_RULES, NAMESPACE_RULES, Selection
+from driver_manager.kube.fleetcalls import CLUSTER_RULES, CUSTOM_KINDS, MAINTENANCE_RULES, NAMESPACE_RULES, TEMPLATE_RULES, Selection
 from driver_manager.ports import NodePatch
 from tests.unit.kube.server import (
     Api,
@@ -379,6 +380,9 @@ def all_calls() -> list[calls.Call]:
         fleetcalls.get_lease("op", "l"),
         *(call for way in fleetcalls.PARKING_WAYS for call in fleetcalls.get_parking(way)),
         fleetcalls.try_pod("op", "mon/exporter", "n"),
+        fleetcalls.list_sets_with_term(),
+        fleetcalls.patch_affinity(FleetSet(namespace="mon", name="x", uid="u"), fleetviews.TemplateAffinity("u", "1", None), is_in=True),
+        calls.get_daemon_set("mon", "x"),
         fleetcalls.write_lease(lease),
         fleetcalls.write_lease(LeaseView(namespace="op", name="l", resource_version="1")),
         fleetcalls.create_event(EventNote(subject=Subject("Node", "n", "u"), reason="R", sentence="s"), "now", ""),
@@ -407,13 +411,14 @@ def test_the_rules_cover_every_call() -> None:
     """Each request is allowed, in the operator's namespace or in the whole cluster."""
     for call in all_calls():
         is_local = call.namespace == SELECTION.namespace
-        assert is_allowed(CLUSTER_RULES, call) or (is_local and is_allowed((*NAMESPACE_RULES, *MAINTENANCE_RULES), call)), call
+        is_allowed_here = is_local and is_allowed((*NAMESPACE_RULES, *MAINTENANCE_RULES), call)
+        assert is_allowed_here or is_allowed((*CLUSTER_RULES, *TEMPLATE_RULES), call), call
 
 
 def test_no_rule_is_idle() -> None:
     """Each verb of each rule is needed by some request."""
     asked = {(call.verb, call.resource) for call in all_calls()}
-    for rule in (*CLUSTER_RULES, *NAMESPACE_RULES, *MAINTENANCE_RULES):
+    for rule in (*CLUSTER_RULES, *TEMPLATE_RULES, *NAMESPACE_RULES, *MAINTENANCE_RULES):
         (group,) = rule.groups
         for resource in rule.resources:
             spelled = f"{resource}.{group}" if group else resource
