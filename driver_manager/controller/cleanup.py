@@ -6,14 +6,14 @@ policies, the controller itself) is made by manifests and goes with them: it is 
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from driver_manager.controller.election import Election, LostLease
 from driver_manager.controller.settings import ControllerSettings
-from driver_manager.core.cleanup import NodeCleanup, clean, has_to_be_claimed, may_live, unpark
+from driver_manager.core.cleanup import NodeCleanup, clean, has_to_be_claimed, keeps_parked, may_live, unpark
 from driver_manager.core.fleet import FleetPod, Kind, Listed
 from driver_manager.core.record import NodeChange, encode, find_record
 from driver_manager.core.remains import applied
@@ -128,7 +128,8 @@ class Cleanup:
             Unsettled: some are still there.
         """
         until = self._clock.now() + LET_IN_SECONDS
-        while pods := await self._gated():
+        kept = {(node.name, owner) for node in await self._nodes() for owner in keeps_parked(node)}
+        while pods := await self._gated(kept):
             if self._clock.now() > until:
                 hint = "look why they are not let in: the admission policies of deploy/parking, and who parks"
                 raise Unsettled(f"pods are still kept off: {_some([pod.ref for pod in pods])}", hint=hint)
@@ -138,9 +139,10 @@ class Cleanup:
                     await self._fleet.evict(PodView(namespace=pod.namespace, name=pod.name, uid=pod.uid))
             await self._clock.sleep(LOOK_EVERY)
 
-    async def _gated(self) -> list[FleetPod]:
-        pods = await self._listed(Kind.GATED_PODS)
-        return [pod for pod in pods if isinstance(pod, FleetPod) and pod.is_gated and not pod.is_terminating]
+    async def _gated(self, kept: Collection[tuple[str, str]]) -> list[FleetPod]:
+        """The pods that are kept off, but for those of (node, DaemonSet) that a run keeps off whose record stays."""
+        pods = [pod for pod in await self._listed(Kind.GATED_PODS) if isinstance(pod, FleetPod)]
+        return [pod for pod in pods if pod.is_gated and not pod.is_terminating and (pod.node_name, pod.owner_ref) not in kept]
 
     async def _cluster(self) -> list[str]:
         """What is ours and not on nodes."""

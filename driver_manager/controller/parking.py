@@ -13,7 +13,7 @@ from driver_manager.controller.cache import Cache
 from driver_manager.controller.election import Election
 from driver_manager.controller.settings import ControllerSettings
 from driver_manager.core.fleet import FleetPod, FleetSet
-from driver_manager.core.hold import Hold, parked_on
+from driver_manager.core.hold import MAX_PARKED, Hold, parked_on
 from driver_manager.core.parking import (
     MOST_PARKED_NODES,
     TOO_MANY_PARKED,
@@ -26,7 +26,7 @@ from driver_manager.core.parking import (
     strangers_on,
     woken,
 )
-from driver_manager.core.rollout_record import MAX_PARKED, progress_of
+from driver_manager.core.rollout_record import progress_of
 from driver_manager.core.snapshot import NodeView, PodView
 from driver_manager.errors import ClusterError, Conflict, NotFound, Refused
 from driver_manager.names import PARKED

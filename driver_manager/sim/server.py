@@ -30,6 +30,8 @@ class Server:
         self.watches_back = 0.0
         self.evictions: list[tuple[float, str, str]] = []
         """Accepted ones: time, `namespace/name`, uid."""
+        self.let_in: set[str] = set()
+        """Uids of those that waited with a gate."""
         self.parking = ParkingPolicies(store)
         self.back = Signal()
         self.on_break: list[Callable[[], None]] = []
@@ -188,6 +190,8 @@ class Server:
         if dry_run:
             return
         self.evictions.append((self.store.timers.now(), pod.ref, pod.uid))
+        if pod.gates:
+            self.let_in.add(pod.uid)
         self.store.write(account.name, "evict", pod.ref, pod.uid)
         self.store.did(account.name, "evict", pod.ref, node_name=pod.node_name or "", uid=pod.uid)
         self.delete_pod(pod, grace_seconds, who=account.name)

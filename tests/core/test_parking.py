@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from driver_manager import names
 from driver_manager.core.fleet import FleetPod, FleetSet
-from driver_manager.core.hold import OUR_TAINT_VALUE, Hold, parked_on, paused_by_rollout, read_owners
+from driver_manager.core.hold import MAX_PARKED, OUR_TAINT_VALUE, Hold, parked_on, paused_by_rollout, read_owners
 from driver_manager.core.labels import labels_to_pause
 from driver_manager.core.parking import (
     MOST_PARKED_NODES,
@@ -20,7 +21,8 @@ from driver_manager.core.parking import (
     strangers_on,
     taken_off,
 )
-from driver_manager.core.rollout_record import MAX_PARKED, Progress, decode, encode
+from driver_manager.core.rollout_record import Progress, decode, encode
+from driver_manager.core.situation import NodeChange
 from driver_manager.core.snapshot import NodeView, Owner, Taint, Toleration
 
 OWN = "driver-manager"
@@ -95,21 +97,28 @@ def parked(node: NodeView, owners: str = "mon/exporter") -> NodeView:
     return replace(node, labels={**node.labels, names.PARKED: "true"}, annotations={**node.annotations, names.PARKED: owners})
 
 
+def recorded(change: NodeChange, node: NodeView, fields: dict[str, Any]) -> NodeView:
+    """A node with a change of the controller's, its record among it."""
+    record = encode(Progress(node=node.uid, **fields))
+    return change.and_then(NodeChange(annotations={names.ROLLOUT: record})).on(node)
+
+
 def test_on_and_off_again() -> None:
     """What is put on a node is recorded with what was there, a second hold adds to it, and all of it comes off as it was."""
     hold = Hold(frozenset({"mon/exporter"}), {names.DEPLOY_CLIENT: "true"}, Taint("nvidia.com/gpu", OUR_TAINT_VALUE))
     change, fields = put_on(BARE, None, hold)
-    held, record = change.on(BARE), Progress(node="uid-n", **fields)
+    held, record = recorded(change, BARE, fields), Progress(node="uid-n", **fields)
     assert not hold.missing_on(held)
     assert hold.missing_on(BARE) == hold
     assert parked_on(held) == {"mon/exporter"}
     assert held.labels[names.DEPLOY_CLIENT] == names.PAUSED
     change, fields = put_on(held, record, Hold(frozenset({"mon/other"}), {names.DEPLOY_CLIENT: "true"}, hold.taint))
-    both, record = change.on(held), Progress(node="uid-n", **fields)
+    both, record = recorded(change, held, fields), Progress(node="uid-n", **fields)
     assert decode(encode(record)) == record
     assert parked_on(both) == {"mon/exporter", "mon/other"}
     assert both.taints == held.taints
-    assert taken_off(both, record).on(both) == BARE
+    opened = taken_off(both, record).and_then(NodeChange(annotations={names.ROLLOUT: None}))
+    assert opened.on(both) == BARE
 
 
 def test_what_others_changed_meanwhile_stays() -> None:
@@ -152,7 +161,7 @@ def test_a_record_names_so_many() -> None:
     owners = frozenset(f"mon/e{number:02}" for number in range(MAX_PARKED + 1))
     change, fields = put_on(BARE, None, Hold(owners))
     assert len(fields["parked"]) == MAX_PARKED
-    assert len(Hold(owners).missing_on(change.on(BARE)).parked) == 1
+    assert len(Hold(owners).missing_on(recorded(change, BARE, fields)).parked) == 1
 
 
 def test_the_agent_leaves_what_the_controller_paused() -> None:
