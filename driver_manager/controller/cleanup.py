@@ -78,7 +78,7 @@ class Cleanup:
         nodes = await self._nodes()
         await self._nobody_lives(nodes)
         cleaned = Cleaned()
-        if cluster := tuple(await self._cluster()):
+        if cluster := tuple(await self._cluster(nodes)):
             cleaned.left[""] = cluster
         for node in nodes:
             first = unpark(node)
@@ -144,11 +144,13 @@ class Cleanup:
         pods = [pod for pod in await self._listed(Kind.GATED_PODS) if isinstance(pod, FleetPod)]
         return [pod for pod in pods if pod.is_gated and not pod.is_terminating and (pod.node_name, pod.owner_ref) not in kept]
 
-    async def _cluster(self) -> list[str]:
+    async def _cluster(self, nodes: Iterable[NodeView]) -> list[str]:
         """What is ours and not on nodes."""
         left = []
         if await self._fleet.has_parking_policy():
-            left.append("the admission policies of deploy/parking, which now keep nobody off: kubectl delete -f deploy/parking")
+            parked = [node.name for node in nodes if keeps_parked(node)]
+            need = f"which runs on {_some(parked)} still need, then" if parked else "which now keep nobody off:"
+            left.append(f"the admission policies of deploy/parking, {need} kubectl delete -f deploy/parking")
         lease = await self._fleet.lease(self._settings.lease_namespace, self._settings.lease_name)
         if lease.resource_version:
             left.append(f"the Lease {lease.namespace}/{lease.name}, and all of deploy/controller: kubectl delete -f deploy/controller")
@@ -170,10 +172,11 @@ class Cleanup:
 
     async def _look(self) -> dict[str, tuple[str, ...]]:
         """What is left, by a fresh read (R4)."""
-        cluster = tuple(await self._cluster())
+        nodes = await self._nodes()
+        cluster = tuple(await self._cluster(nodes))
         left = {"": cluster} if cluster else {}
         again = []
-        for node in await self._nodes():
+        for node in nodes:
             rest = clean(node, is_state_ours=self._is_state_ours)
             if not (rest.is_nothing and unpark(node).is_nothing) and not _is_only_rest(node, rest):
                 again.append(node.name)

@@ -11,6 +11,7 @@ from typing import Final
 
 from driver_manager.controller.cache import Cache
 from driver_manager.controller.election import Election
+from driver_manager.controller.parkmarks import Loop, ParkMarks
 from driver_manager.controller.settings import ControllerSettings
 from driver_manager.core.fleet import FleetPod, FleetSet
 from driver_manager.core.hold import MAX_PARKED, Hold, parked_on
@@ -51,7 +52,7 @@ AT_ONCE: Final = 8
 class Parking:
     """The leader's."""
 
-    def __init__(self, fleet: Fleet, clock: Clock, settings: ControllerSettings, election: Election, cache: Cache) -> None:
+    def __init__(self, fleet: Fleet, clock: Clock, settings: ControllerSettings, election: Election, cache: Cache, loop: Loop) -> None:
         self._fleet, self._clock, self._settings = fleet, clock, settings
         self._election, self._cache = election, cache
         self._wake = asyncio.Event()
@@ -63,6 +64,7 @@ class Parking:
         """Node that may be begun -> what has to keep DaemonSets off it from its cordon on."""
         self.ungated = self.woken = 0
         self._slots = asyncio.Semaphore(AT_ONCE)
+        self.marks = ParkMarks(fleet, clock, settings, election, cache, self._policies, loop)
 
     # Before ---------------------------------------------------------------------------------------------------------
 
@@ -122,12 +124,18 @@ class Parking:
     # Meanwhile and after --------------------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Something has changed that may concern parked pods."""
+        """Something has changed that may concern parked pods, or the marks."""
+        self.marks.wake()
         if self._cache.gated or self._cache.parkable:
             self._wake.set()
 
     async def run(self) -> None:
         """Works without end."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.marks.run())
+            tasks.create_task(self._let_in_and_heal())
+
+    async def _let_in_and_heal(self) -> None:
         pause = IDLE
         while True:
             await self._rest(pause)
@@ -202,7 +210,7 @@ class Parking:
             elif each.is_rolling and each.ref in busy:
                 now.add((each.ref, "it is parked, and a rolling update that was begun meanwhile waits for that to end"))
         for node in self._cache.nodes.values():
-            if PARKED in node.annotations and (strangers := strangers_on(node, progress_of(node)[0])):
+            if strangers := [each for each in strangers_on(node, progress_of(node)[0]) if each != self.marks.probe]:
                 now.add((node.name, f"the annotation {PARKED} names {', '.join(strangers)[:200]}, which is none of ours"))
         for about, what in sorted(now - self._told):
             logger.warning("parking", extra={"about": about, "what": what})
