@@ -539,22 +539,24 @@ class Executor:
         began, ours = self.clock.now(), self.record
         reported: tuple[str, ...] = ()
         undone = ours
+        whole: Record | None = None
         is_sent = is_let_in = False
         self.writer.may_tell = False
         await self._start_services(limit / 2)  # what is left of the time is the API's
 
         def build(node: NodeView) -> NodeChange | None:
-            nonlocal reported, undone, is_sent
+            nonlocal reported, undone, whole, is_sent
             found = find_record(node).record
             if found is not None and ours is not None and found.run != ours.run and found != self.adopted:
                 raise TakenOver(f"run {found.run} has taken over the node {node.name}")
             undone = found or ours
+            whole = whole or undone
             # The record goes in the patch that takes everything back: once that was sent and the record is gone, what is there came later.
             if undone is None or (found is None and (is_sent or not leftovers(undone, node))):
                 is_told = node.annotations.get(STATUS) == self.status_on_restore
                 return None if is_told else NodeChange(annotations={STATUS: self.status_on_restore})
             undo, waits = undo_record(undone, node), None if is_let_in else let_in_next(undone)
-            reported, is_sent = (*reported, *undo.left_alone), True
+            reported, is_sent = reported if is_let_in else undo.left_alone, True
             if waits is None:
                 return replace(undo.change, annotations={**undo.change.annotations, STATUS: self.status_on_restore})
             return None if found == waits else replace(undo.change, annotations={**undo.change.annotations, RECORD: encode(waits)})
@@ -564,13 +566,14 @@ class Executor:
 
         node = await self.writer.write(build, "putting the node back", left())
         if (record := find_record(node).record) is not None and record.let_in:
+            self.adopted = record
             await let_in(self.cluster, self.clock, self.writer, self.progress, record.let_in, left())
             is_let_in = True
             await self.writer.write(build, "taking the record off", left())
-        for sentence in dict.fromkeys(reported):
+        for sentence in reported:
             self.progress.warn("left as it is", what=sentence)
         node = await self.writer.read(left())
-        still = leftovers(undone, node) if undone is not None else ()
+        still = leftovers(whole, node) if whole is not None else ()
         if still and is_sent and find_record(node).record is None:
             self.progress.warn("somebody has changed the node since it was put back", what=", ".join(still))
         elif still:

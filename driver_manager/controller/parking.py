@@ -210,7 +210,8 @@ class Parking:
             elif each.is_rolling and each.ref in busy:
                 now.add((each.ref, "it is parked, and a rolling update that was begun meanwhile waits for that to end"))
         for node in self._cache.nodes.values():
-            if strangers := [each for each in strangers_on(node, progress_of(node)[0]) if each != self.marks.probe]:
+            strangers = strangers_on(node, progress_of(node)[0]) if PARKED in node.annotations else ()
+            if strangers and strangers != (self.marks.probe,):
                 now.add((node.name, f"the annotation {PARKED} names {', '.join(strangers)[:200]}, which is none of ours"))
         for about, what in sorted(now - self._told):
             logger.warning("parking", extra={"about": about, "what": what})

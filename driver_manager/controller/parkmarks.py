@@ -207,6 +207,8 @@ class ParkMarks:
             return
 
     async def _write(self, node: NodeView, owners: Collection[str]) -> None:
+        if not self._election.still_leading():
+            return  # the next leader takes it off
         labels, annotations = parking(node, owners)
         patch = NodePatch(name=node.name, resource_version=node.resource_version, labels=labels, annotations=annotations)
         self._loop.mark(self._cache.put_node(await self._fleet.patch_node(patch)))

@@ -12,8 +12,9 @@ from driver_manager import names
 from driver_manager.core.hold import parked_on
 from driver_manager.core.record import find_record
 from driver_manager.core.rollout_record import Progress, encode
+from driver_manager.errors import Forbidden
 from driver_manager.sim.access import STOCK_ROLE
-from driver_manager.sim.faults import Do, When
+from driver_manager.sim.faults import Do, Fail, When
 from driver_manager.sim.objects import Pod
 from driver_manager.sim.parking import DENY, GATE
 from driver_manager.sim.scenarios import NODE, SPARE_NODE, Scenario
@@ -278,6 +279,45 @@ def test_stopped_by_a_signal() -> None:
         assert run.outcome is not None
         assert run.outcome.is_put_back
         await assert_back(stage, before)
+
+    play(story, parked())
+
+
+def test_a_run_whose_pause_is_refused() -> None:
+    """The record of a run that was killed is undone by a later one whose own pause never came to the node; nobody is left gated."""
+
+    async def story(stage: Stage) -> None:
+        (before,) = exporters(stage)
+        first = await stage.run(kill_at=60)
+        assert first.life.was_killed
+        assert parked_on(stage.world.node(NODE)) == {OWNER}
+        stage.world.faults.on("patch_node", Fail(lambda: Forbidden("no")))
+        second = await stage.run()
+        assert second.code == 77
+        assert second.outcome is not None
+        assert second.outcome.is_put_back
+        await assert_back(stage, before)
+
+    play(story, parked())
+
+
+def test_what_somebody_changed_meanwhile_is_proven_too(caplog: pytest.LogCaptureFixture) -> None:
+    """R4: with a park as without one the last look is held to all that the record held, not only to the names in it."""
+
+    async def story(stage: Stage) -> None:
+        changed: list[bool] = []
+
+        def cordon() -> None:
+            changed.append(stage.world.node(NODE).unschedulable)
+            stage.world.edit_node(NODE, unschedulable=True)
+
+        stage.world.faults.on("gated_for", Do(cordon))
+        run = await stage.run()
+        assert run.code == 0, run.sentence
+        assert changed == [False]
+        assert "somebody has changed the node since it was put back" in caplog.messages
+        stage.before = replace(stage.before, unschedulable=True)
+        await stage.assert_put_back()
 
     play(story, parked())
 

@@ -36,6 +36,8 @@ async def test_a_parked_daemon_set(fleet_stage: FleetStage, way: str, tried: Tri
         await sets.when(
             lambda now: "exporter" in now.sets and not now.sets["exporter"].is_rolling and not now.sets["exporter"].missing, "the DaemonSet"
         )
+        view = await fleet_stage.fleet.daemon_set(fleet_stage.namespace, "exporter")
+        assert (view.asks_to_be_parked, view.is_rolling, view.pod_labels["app"]) == (True, False, "exporter")
         await fleet.patch_node(NodePatch(name=node, labels={names.PARKED: "true"}, annotations={names.PARKED: f"x/y,{owner}"}))
         await until(lambda: is_tried(tried), "the policy to work")
         assert await fleet.try_pod(fleet_stage.namespace, owner, other) is Tried.LET_IN
@@ -46,6 +48,8 @@ async def test_a_parked_daemon_set(fleet_stage: FleetStage, way: str, tried: Tri
             assert (pod.node_name, pod.is_bound, pod.is_ready) == (node, False, False)
             assert pod.owner is not None
             assert f"{pod.namespace}/{pod.owner.name}" == owner
+            assert [(each.uid, each.owner_ref) for each in await fleet.gated_for(node)] == [(pod.uid, owner)]
+            assert await fleet.gated_for(other) == ()
         else:
             await sets.when(lambda now: now.sets["exporter"].missing == 1, "a pod to be missing")
         await fleet.patch_node(NodePatch(name=node, labels={names.PARKED: None}, annotations={names.PARKED: None}))
@@ -53,6 +57,7 @@ async def test_a_parked_daemon_set(fleet_stage: FleetStage, way: str, tried: Tri
         if way == "gate":
             await fleet.evict(PodView(namespace=pod.namespace, name=pod.name, uid=pod.uid))
         await gated.when(lambda now: not now.pods, "nobody to be gated")
+        assert await fleet.gated_for(node) == ()
         await sets.when(lambda now: not now.sets["exporter"].missing, "nobody to be missing")
         await pod_on(fleet_stage, node)
 

@@ -21,6 +21,10 @@ from driver_manager.sim.faults import Do
 from driver_manager.sim.fleetworld import OWN_NAMESPACE, FleetWorld
 from driver_manager.sim.objects import Cascade
 from driver_manager.sim.parking import DENY, GATE
+from driver_manager.sim.scenarios import NODE
+from tests.agent.stage import Stage, play, small_world
+from tests.agent.worlds import add_parkable
+from tests.controller import wards
 from tests.controller.rollouts import add_exporter
 
 
@@ -148,6 +152,30 @@ def test_no_more_than_the_api_server_bears() -> None:
             await until(lambda: len(marked(world)) == MOST_PARKED_NODES + 2)
 
     told(story)
+
+
+def test_agent_and_controller_together() -> None:
+    """Decision 19: refused before the controller has proven it; then the agent parks, and neither has to put right what the other did."""
+
+    async def story(stage: Stage) -> None:
+        world = stage.world
+        assert (await stage.run()).code == 65
+        async with wards.led(world):
+            async with asyncio.timeout(60.0):
+                while names.PARKING not in world.node(NODE).annotations:
+                    await asyncio.sleep(0.5)
+            stage.before, began = world.surface(NODE), stage.now
+            run = await stage.run()
+            assert run.code == 0, run.sentence
+            await stage.assert_put_back()
+            assert [pod.is_ready for pod in world.store.pods_bound_to(NODE) if pod.namespace == "monitoring"] == [True]
+        written = [entry for entry in world.store.diary if entry.at > began and entry.target == f"node {NODE}"]
+        assert stage.scenario.account.name in {entry.who for entry in written}
+        assert wards.CONTROLLER not in {entry.who for entry in written}, written
+
+    scenario = small_world(gpu_pods=1, operands=1)
+    add_parkable(scenario, is_marked=False)
+    play(story, scenario)
 
 
 def test_a_leader_that_dies_in_the_proof() -> None:

@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from driver_manager import names
 from driver_manager.core.fleet import FleetPod, FleetSet
@@ -13,7 +15,9 @@ from driver_manager.core.hold import MAX_PARKED, OUR_TAINT_VALUE, Hold, parked_o
 from driver_manager.core.labels import labels_to_pause
 from driver_manager.core.parking import (
     MOST_PARKED_NODES,
+    agents_means,
     held_up,
+    is_left_over,
     is_parked_for,
     means_for,
     opt_in_problem,
@@ -21,14 +25,18 @@ from driver_manager.core.parking import (
     strangers_on,
     taken_off,
 )
+from driver_manager.core.record import Record, apply_record, find_record, leftovers, undo_record
+from driver_manager.core.record import encode as encode_record
+from driver_manager.core.remains import applied
 from driver_manager.core.rollout_record import Progress, decode, encode
 from driver_manager.core.situation import NodeChange
-from driver_manager.core.snapshot import NodeView, Owner, Taint, Toleration
+from driver_manager.core.snapshot import DaemonSetView, NodeView, Owner, Taint, Toleration
 
 OWN = "driver-manager"
 GPU = Toleration(key="nvidia.com/gpu", operator="Exists")
 BARE = NodeView(name="n", uid="uid-n", resource_version="1", labels={names.DEPLOY_CLIENT: "true"}, taints=(Taint("rack", "7"),))
 EXPORTER = FleetSet(namespace="mon", name="exporter", uid="u", tolerations=(Toleration(operator="Exists"),))
+ASKING = DaemonSetView(namespace="mon", name="exporter", uid="u", asks_to_be_parked=True)
 DRIVER = FleetSet(namespace="gpu-operator", name="driver", uid="d", pod_labels={"app": names.DRIVER_APP}, tolerations=(GPU,))
 
 
@@ -90,6 +98,81 @@ def test_which_taint(sets: list[FleetSet], taints: tuple[Taint, ...], key: str) 
     """One that all of driver, validators and operands on the node tolerate, that nobody else has put there; the one we have on is kept."""
     means = means_for(replace(BARE, taints=taints), opted_in=[], operator_sets=sets, own_namespace=OWN, why_not="", is_full=False)
     assert (means.taint.key if means.taint else "") == key
+
+
+@pytest.mark.parametrize(
+    ("changes", "annotations", "said"),
+    [
+        ({}, {names.PARKING: names.PARKING_ENFORCED}, ""),
+        ({}, {}, f"the node has no annotation {names.PARKING}"),
+        ({}, {names.PARKING: "true"}, f"the node has no annotation {names.PARKING}"),
+        ({"namespace": "kube-system"}, {names.PARKING: names.PARKING_ENFORCED}, "the cluster itself"),
+        ({"pod_labels": {"app": names.DRIVER_APP}}, {names.PARKING: names.PARKING_ENFORCED}, "the driver's own"),
+        (None, {names.PARKING: names.PARKING_ENFORCED}, "may not get it"),
+    ],
+)
+def test_what_the_agent_may_park(changes: dict[str, Any] | None, annotations: dict[str, str], said: str) -> None:
+    """Decision 19: only with the controller's mark, and what asks for it; what is parked there already, by either, goes on."""
+    asked = None if changes is None else replace(ASKING, **changes)
+    ref = asked.ref if asked is not None else ASKING.ref
+    node = replace(BARE, annotations=annotations)
+    means = agents_means(node, {ref: asked})
+    assert means.parkable == (set() if said else {ref})
+    assert said in means.not_now.get(ref, "")
+    assert bool(said) == bool(means.not_now)
+    record = Record(run="r", node_uid=node.uid, boot_id="b", started="t", parked=(ref,))
+    by_agent = replace(node, annotations={**annotations, names.RECORD: encode_record(record)})
+    by_controller = parked(replace(node, annotations={**annotations, names.ROLLOUT: encode(Progress(node="uid-n", parked=[ref]))}), ref)
+    for held in (by_agent, by_controller):
+        assert agents_means(held, {ref: asked}).parkable == {ref}
+
+
+def test_who_has_not_asked_is_neither() -> None:
+    """Without the label nothing is said but what the verdict says of itself; a rolling update is waited for (decision 45)."""
+    node = replace(BARE, annotations={names.PARKING: names.PARKING_ENFORCED})
+    silent = agents_means(node, {ASKING.ref: replace(ASKING, asks_to_be_parked=False)})
+    assert (silent.parkable, dict(silent.not_now)) == (frozenset(), {})
+    rolling = agents_means(node, {ASKING.ref: replace(ASKING, is_rolling=True)})
+    assert rolling.parkable == rolling.rolling == {ASKING.ref}
+
+
+def test_the_agent_parks_so_many() -> None:
+    """What a record has no room for is refused by name."""
+    node = replace(BARE, annotations={names.PARKING: names.PARKING_ENFORCED})
+    asked = [replace(ASKING, name=f"e{number:02}") for number in range(MAX_PARKED + 2)]
+    means = agents_means(node, {each.ref: each for each in asked})
+    assert len(means.parkable) == MAX_PARKED
+    assert list(means.not_now) == [each.ref for each in asked[MAX_PARKED:]]
+
+
+OWNERS = st.frozensets(st.sampled_from(["mon/a", "mon/b", "mon/c"]))
+TURNS = st.lists(st.tuples(st.sampled_from(["agent", "controller"]), OWNERS), max_size=8)
+
+
+@given(TURNS)
+def test_each_takes_back_only_its_own(turns: list[tuple[str, frozenset[str]]]) -> None:
+    """Decision 32: in any order of parks and un-parks by two programs, parked is the union of both records, and all ends as it began."""
+    node, ours, theirs = BARE, frozenset[str](), frozenset[str]()
+    for who, owners in [*turns, ("agent", frozenset()), ("controller", frozenset())]:
+        if who == "agent" and owners:
+            record = Record(run="r", node_uid=node.uid, boot_id="b", started="t", parked=tuple(sorted(owners | ours)))
+            node, ours = applied(node, apply_record(record, node)), owners | ours
+        elif who == "agent" and ours:
+            found = find_record(node).record
+            assert found is not None
+            node, ours = applied(node, undo_record(found, node).change), frozenset()
+            assert not leftovers(found, node)
+        elif owners:
+            change, fields = put_on(node, Progress(node=node.uid, parked=sorted(theirs)), Hold(owners))
+            node, theirs = recorded(change, node, fields), theirs | owners
+            assert not Hold(owners).missing_on(node)
+        elif who == "controller":
+            change = taken_off(node, Progress(node=node.uid, parked=sorted(theirs)))
+            node, theirs = change.and_then(NodeChange(annotations={names.ROLLOUT: None})).on(node), frozenset()
+        assert parked_on(node) == ours | theirs
+        assert not strangers_on(node, Progress(node=node.uid, parked=sorted(theirs)))
+        assert is_left_over(node, Progress(node=node.uid, parked=sorted(theirs))) is False
+    assert node == BARE
 
 
 def parked(node: NodeView, owners: str = "mon/exporter") -> NodeView:
