@@ -14,7 +14,7 @@ from driver_manager.core.record import find_record
 from driver_manager.core.rollout_record import Progress, encode
 from driver_manager.errors import Forbidden
 from driver_manager.sim.access import STOCK_ROLE
-from driver_manager.sim.faults import Do, Fail, When
+from driver_manager.sim.faults import Call, Do, Fail, Kill, When
 from driver_manager.sim.objects import Pod
 from driver_manager.sim.parking import DENY, GATE
 from driver_manager.sim.scenarios import NODE, SPARE_NODE, Scenario
@@ -286,10 +286,16 @@ def test_stopped_by_a_signal() -> None:
 def test_a_run_whose_pause_is_refused() -> None:
     """The record of a run that was killed is undone by a later one whose own pause never came to the node; nobody is left gated."""
 
+    def is_of_exporter(call: Call) -> bool:
+        return not call.args["dry_run"] and str(call.args["pod"]).startswith("monitoring/")
+
     async def story(stage: Stage) -> None:
         (before,) = exporters(stage)
-        first = await stage.run(kill_at=60)
+        stage.world.faults.on("evict", Kill(), where=is_of_exporter, when=When.AFTER)
+        first = await stage.run()
         assert first.life.was_killed
+        await asyncio.sleep(3.0)
+        assert [pod.gates for pod in exporters(stage)] == [(names.PARKED,)]
         assert parked_on(stage.world.node(NODE)) == {OWNER}
         stage.world.faults.on("patch_node", Fail(lambda: Forbidden("no")))
         second = await stage.run()
