@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from driver_manager.core.fleet import is_driver
 from driver_manager.core.healing import put_back
-from driver_manager.core.hold import parking
+from driver_manager.core.hold import parked_on, parking
 from driver_manager.core.labels import is_paused
 from driver_manager.core.record import NodeChange, Record, Undo, find_record
 from driver_manager.core.remains import and_then, applied, is_nothing, is_of_another_boot, remains_of
@@ -55,7 +55,7 @@ def _stays(record: Record, node: NodeView) -> bool:
 
 def unpark(node: NodeView) -> NodeCleanup:
     """Lets the parked DaemonSets of a node in again, but for those of a run whose record stays, and lets no agent park any more."""
-    park, owners = parking(node, keeps_parked(node))
+    park, owners = parking(node, keeps_parked(node) & parked_on(node))
     labels = {key: value for key, value in park.items() if node.labels.get(key) != value}
     annotations = {key: value for key, value in owners.items() if node.annotations.get(key) != value}
     done = ("un-park what was kept off it",) if labels or annotations else ()

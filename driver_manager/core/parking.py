@@ -194,7 +194,7 @@ def put_on(node: NodeView, progress: Progress | None, hold: Hold) -> tuple[NodeC
 
 def taken_off(node: NodeView, progress: Progress | None) -> NodeChange:
     """The change that takes all of ours off again. A label that has another value by now was changed by somebody else, and stays."""
-    labels, annotations = parking(node, parked_by_agent(node))
+    labels, annotations = parking(node, parked_by_agent(node) & parked_on(node))
     if progress is not None:
         labels |= {key: value for key, value in progress.paused.items() if node.labels.get(key) == PAUSED}
     left = tuple(each for each in node.taints if not (progress is not None and _is_ours(each, progress)))

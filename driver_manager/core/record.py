@@ -254,7 +254,7 @@ def undo_record(record: Record, node: NodeView) -> Undo:
         taints = others if len(others) < len(node.taints) else None
     annotations: dict[str, str | None] = {RECORD: None}
     if record.parked:
-        park, owners = parking(node, parked_by_rollout(node))
+        park, owners = parking(node, parked_by_rollout(node) & parked_on(node))
         labels |= {key: value for key, value in park.items() if node.labels.get(key) != value}
         annotations |= {key: value for key, value in owners.items() if node.annotations.get(key) != value}
     change = NodeChange(labels=labels, annotations=annotations, unschedulable=unschedulable, taints=taints)
