@@ -7,7 +7,7 @@ from typing import Any
 from driver_manager import names
 from driver_manager.core.snapshot import Taint, Toleration
 from driver_manager.sim.objects import DaemonSet, PodSpec
-from driver_manager.sim.parking import GATE
+from driver_manager.sim.parking import DENY, GATE
 from driver_manager.sim.scenarios import NODE, Scenario, stock_world
 from tests.agent.stage import DRA_NAMESPACE, PLUGIN, claim_holder, small_world, with_dra
 
@@ -81,6 +81,13 @@ def parked() -> Scenario:
     return scenario
 
 
+def denied() -> Scenario:
+    """The same where the policy that refuses its pods keeps it off."""
+    scenario = small_world(gpu_pods=1, operands=1)
+    add_parkable(scenario, ways=DENY)
+    return scenario
+
+
 def add_parkable(scenario: Scenario, *, is_marked: bool = True, is_opted_in: bool = True, ways: str = GATE, **spec: Any) -> DaemonSet:
     """An exporter on every node that nothing but an admission policy keeps off."""
     world = scenario.world
@@ -100,4 +107,4 @@ def add_parkable(scenario: Scenario, *, is_marked: bool = True, is_opted_in: boo
 
 
 QUICK: list[Callable[[], Scenario]] = [dra, cordoned, guarded, nothing_loaded, claims, exporters, parked]
-DEEP: list[Callable[[], Scenario]] = [*QUICK, plain, stock]
+DEEP: list[Callable[[], Scenario]] = [*QUICK, denied, plain, stock]
