@@ -18,6 +18,7 @@ from driver_manager.core.hold import parked_by_rollout, parked_on, parking
 from driver_manager.core.parking import MOST_PARKED_NODES, Tried
 from driver_manager.core.record import parked_by_agent
 from driver_manager.core.rollout_states import IDLE, state_of
+from driver_manager.core.situation import NodeChange
 from driver_manager.core.snapshot import NodeView
 from driver_manager.errors import ClusterError, Conflict, NotFound
 from driver_manager.names import PARKED, PARKING, PARKING_ENFORCED, RECORD, UPGRADE_STATE
@@ -210,7 +211,7 @@ class ParkMarks:
         if not self._election.still_leading():
             return  # the next leader takes it off
         labels, annotations = parking(node, owners)
-        patch = NodePatch(name=node.name, resource_version=node.resource_version, labels=labels, annotations=annotations)
+        patch = NodePatch.guarded(node, NodeChange(labels, annotations))
         self._loop.mark(self._cache.put_node(await self._fleet.patch_node(patch)))
 
     # Marking --------------------------------------------------------------------------------------------------------
