@@ -30,6 +30,10 @@ PARKED: Final = "nvidia.com/gpu-driver-manager.parked"
 """Node label and annotation: DaemonSets that an admission policy keeps off this node. Also gate and label of pods kept off."""
 PARKING_TERM: Final = "nvidia.com/gpu-driver-manager.parking-term"
 """Label of a DaemonSet, `true`: the controller has put the term into its template by which its pods leave parked nodes."""
+PARKING: Final = "nvidia.com/gpu-driver-manager.parking"
+"""Node annotation, PARKING_ENFORCED: the controller has proven that the admission policies keep parked DaemonSets off. Then the agent may
+park too."""
+PARKING_ENFORCED: Final = "enforced"
 PROBE: Final = "nvidia.com/gpu-driver-manager.probe"
 """Pod annotation, `namespace/name` of a DaemonSet: asks (in a dry run) whether a pod of that DaemonSet would be kept off."""
 

@@ -89,6 +89,10 @@ class Cluster(Protocol):
         """Lists the pods bound to a node, in all namespaces."""
         ...
 
+    async def gated_for(self, node_name: str) -> tuple[PodView, ...]:
+        """Lists the pods, of all namespaces, that DaemonSets have made for a node and that wait with the parking policy's gate."""
+        ...
+
     def pod_changes(self, node_name: str, since: PodList) -> AsyncIterator[PodChange]:
         """Follows the pods of a node without end, from a list on; gaps of the watch are closed by listing again.
 

@@ -8,6 +8,7 @@ from typing import Final, assert_never
 from driver_manager.agent.hostwork import HostWork
 from driver_manager.agent.node import FIRST_PAUSE, LONGEST_PAUSE, NodeWriter
 from driver_manager.agent.observe import Observer
+from driver_manager.agent.parking import await_rolling_update, check_kept_off, let_in
 from driver_manager.agent.progress import Progress
 from driver_manager.config import Settings, limit_words
 from driver_manager.core.consumers import Action, drain_verdict
@@ -20,6 +21,7 @@ from driver_manager.core.plan import (
     AwaitOtherDriver,
     AwaitPolicyOwner,
     AwaitReleased,
+    AwaitRollingUpdate,
     BeginUnload,
     FreePods,
     LookAgain,
@@ -48,8 +50,10 @@ from driver_manager.core.record import (
     Phase,
     Record,
     apply_record,
+    encode,
     find_record,
     leftovers,
+    let_in_next,
     rebased,
     taken_off,
     undo_record,
@@ -67,6 +71,7 @@ from driver_manager.names import (
     HOST_DRIVER,
     MIRROR_HASH,
     PRE_INSTALLED,
+    RECORD,
     STATUS,
     UPGRADE_ENABLED,
     UPGRADE_REQUESTED,
@@ -122,6 +127,7 @@ class Executor:
         """When the status was written last with another change."""
         self._stopped_units: set[str] = set()
         """Units that this run has stopped: they are not stopped again, whoever starts them."""
+        self._came_though_parked: set[str] = set()
         self._has_started_services = False
         self._last_look: tuple[Snapshot, float] | None = None
         """The whole look by which the wait for holders ended, and when it began."""
@@ -139,6 +145,9 @@ class Executor:
                 await self._await_policy_owner(pods)
             case AwaitOtherDriver(pods):
                 await self._await_other_driver(pods)
+            case AwaitRollingUpdate(owners):
+                for owner in owners:
+                    await await_rolling_update(self.cluster, self.clock, self.progress, owner, self.settings.operand_timeout)
             case TryEvictions(pods):
                 await self.evictor.try_all(pods)
             case PauseNode(record, labels):
@@ -488,6 +497,8 @@ class Executor:
         if found.refused:
             lines = "; ".join(f"pod {each.pod.ref} {each.sentence} ({each.setting})" for each in found.refused)
             raise Refused(f"a new user of the driver may not be moved: {lines}", hint=found.refused[0].setting)
+        if self.record is not None:
+            check_kept_off(found.evict, self.record.parked, self._came_though_parked)
         if found.left_to_owner:
             await self._await_policy_owner(found.left_to_owner)
         if found.other_drivers:
@@ -528,30 +539,41 @@ class Executor:
         began, ours = self.clock.now(), self.record
         reported: tuple[str, ...] = ()
         undone = ours
-        is_sent = False
+        whole: Record | None = None
+        is_sent = is_let_in = False
         self.writer.may_tell = False
         await self._start_services(limit / 2)  # what is left of the time is the API's
 
         def build(node: NodeView) -> NodeChange | None:
-            nonlocal reported, undone, is_sent
+            nonlocal reported, undone, whole, is_sent
             found = find_record(node).record
             if found is not None and ours is not None and found.run != ours.run and found != self.adopted:
                 raise TakenOver(f"run {found.run} has taken over the node {node.name}")
             undone = found or ours
+            whole = whole or undone
             # The record goes in the patch that takes everything back: once that was sent and the record is gone, what is there came later.
             if undone is None or (found is None and (is_sent or not leftovers(undone, node))):
                 is_told = node.annotations.get(STATUS) == self.status_on_restore
                 return None if is_told else NodeChange(annotations={STATUS: self.status_on_restore})
-            undo = undo_record(undone, node)
-            reported, is_sent = undo.left_alone, True
-            return replace(undo.change, annotations={**undo.change.annotations, STATUS: self.status_on_restore})
+            undo, waits = undo_record(undone, node), None if is_let_in else let_in_next(undone)
+            reported, is_sent = reported if is_let_in else undo.left_alone, True
+            if waits is None:
+                return replace(undo.change, annotations={**undo.change.annotations, STATUS: self.status_on_restore})
+            return None if found == waits else replace(undo.change, annotations={**undo.change.annotations, RECORD: encode(waits)})
 
-        left = max(1.0, began + limit - self.clock.now()) if limit else 0.0
-        await self.writer.write(build, "putting the node back", left)
+        def left() -> float:
+            return max(1.0, began + limit - self.clock.now()) if limit else 0.0
+
+        node = await self.writer.write(build, "putting the node back", left())
+        if (record := find_record(node).record) is not None and record.let_in:
+            self.adopted = record
+            await let_in(self.cluster, self.clock, self.writer, self.progress, record.let_in, left())
+            is_let_in = True
+            await self.writer.write(build, "taking the record off", left())
         for sentence in reported:
             self.progress.warn("left as it is", what=sentence)
-        node = await self.writer.read(max(1.0, began + limit - self.clock.now()) if limit else 0.0)
-        still = leftovers(undone, node) if undone is not None else ()
+        node = await self.writer.read(left())
+        still = leftovers(whole, node) if whole is not None else ()
         if still and is_sent and find_record(node).record is None:
             self.progress.warn("somebody has changed the node since it was put back", what=", ".join(still))
         elif still:

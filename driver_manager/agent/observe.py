@@ -1,16 +1,19 @@
 """Looking once: everything a decision needs, as one snapshot, with as few requests as that takes."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 from driver_manager.config import Settings
+from driver_manager.core.consumers import Action, Reason
 from driver_manager.core.hostdriver import SMI_TIMEOUT, needs_smi
 from driver_manager.core.needs import in_words
+from driver_manager.core.parking import Means, agents_means
 from driver_manager.core.plan import Path, Plan
 from driver_manager.core.planner import needed_permissions, plan_uninstall
 from driver_manager.core.seen import Snapshot, host_uses_of, keeps_vfio
 from driver_manager.core.services import units_to_stop
-from driver_manager.core.snapshot import ClaimView, DaemonSetView, HolderScan, HostView, NodeView, Permissions, PodList
+from driver_manager.core.snapshot import ClaimView, DaemonSetView, HolderScan, HostView, NodeView, Permissions, PodList, PodView
 from driver_manager.core.vfio import without_vfio
 from driver_manager.errors import ConfigError, Forbidden, HostError, NotFound, OtherMachine
 from driver_manager.ports import Clock, Cluster, Host
@@ -103,7 +106,30 @@ class Observer:
             seen = replace(seen, daemon_set=daemon_set, permissions=permissions, claims=claims, runtime_handlers=handlers)
             seen = await self._with_services(seen)
             plan = plan_uninstall(seen, self._settings)
+            if stubborn := [each.pod for each in plan.verdicts if each.reason is Reason.DAEMON_SET and each.action is Action.REFUSE]:
+                seen = replace(seen, means=await self._means(seen.node, stubborn))
+                plan = plan_uninstall(seen, self._settings)
         return seen, plan
+
+    async def _means(self, node: NodeView, pods: Iterable[PodView]) -> Means:
+        """What may be parked of the DaemonSets of these pods, each read by itself: the stock role may not list them."""
+        refs = sorted({(pod.namespace, pod.owner.name) for pod in pods if pod.owner is not None})
+        found: dict[str, DaemonSetView | None] = {}
+        for namespace, name in refs:
+            with suppress(NotFound):  # its pods are about to be deleted
+                found[f"{namespace}/{name}"] = await self._readable(namespace, name)
+        return agents_means(node, found)
+
+    async def _readable(self, namespace: str, name: str) -> DaemonSetView | None:
+        """A DaemonSet; None where it may not be read.
+
+        Raises:
+            NotFound.
+        """
+        try:
+            return await self._cluster.daemon_set(namespace, name)
+        except Forbidden:
+            return None
 
     async def _with_services(self, seen: Snapshot) -> Snapshot:
         """The same with the state of the units that would be stopped, so that what cannot be done is known before the first write."""
@@ -128,8 +154,8 @@ class Observer:
         if pod is None or pod.owner is None or pod.owner.kind != "DaemonSet":
             return None
         try:
-            return await self._cluster.daemon_set(pod.namespace, pod.owner.name)
-        except (Forbidden, NotFound):
+            return await self._readable(pod.namespace, pod.owner.name)
+        except NotFound:
             return None
 
     async def _permissions(self) -> Permissions:

@@ -22,7 +22,8 @@ from driver_manager.errors import DriverManagerError, OtherMachine
 from driver_manager.names import DEPLOY_PREFIX, KEEP_CORDON, STATUS, UPGRADE_STATE
 
 COLOURS = {
-    Action.KEEP: "dim", Action.AWAIT: "cyan", Action.EVICT: "yellow", Action.LEAVE: "cyan", Action.PARK: "red", Action.REFUSE: "bold red",
+    Action.KEEP: "dim", Action.AWAIT: "cyan", Action.EVICT: "yellow", Action.LEAVE: "cyan", Action.PARK: "yellow",
+    Action.REFUSE: "bold red",
 }  # fmt: skip
 WIDTH_OF_THE_REST = 80
 """Columns that a table of verdicts needs besides those of the pods' names."""

@@ -7,14 +7,14 @@ when nobody needs it any more.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from driver_manager.controller.election import Election, LostLease
 from driver_manager.controller.settings import ControllerSettings
-from driver_manager.core.cleanup import NodeCleanup, clean, has_to_be_claimed, may_live, unpark
+from driver_manager.core.cleanup import NodeCleanup, clean, has_to_be_claimed, keeps_parked, may_live, unpark
 from driver_manager.core.fleet import FleetPod, Kind, Listed
 from driver_manager.core.record import NodeChange, encode, find_record
 from driver_manager.core.remains import applied
@@ -81,7 +81,7 @@ class Cleanup:
         nodes = await self._nodes()
         await self._nobody_lives(nodes)
         cleaned = Cleaned(templates=tuple(sorted(each.ref for each in await self._fleet.sets_with_parking_term())))
-        if cluster := tuple(await self._cluster()):
+        if cluster := tuple(await self._cluster(nodes)):
             cleaned.left[""] = cluster
         for node in nodes:
             first = unpark(node)
@@ -132,7 +132,8 @@ class Cleanup:
             Unsettled: some are still there.
         """
         until = self._clock.now() + LET_IN_SECONDS
-        while pods := await self._gated():
+        kept = {(node.name, owner) for node in await self._nodes() for owner in keeps_parked(node)}
+        while pods := await self._gated(kept):
             if self._clock.now() > until:
                 hint = "look why they are not let in: the admission policies of deploy/parking, and who parks"
                 raise Unsettled(f"pods are still kept off: {_some([pod.ref for pod in pods])}", hint=hint)
@@ -153,15 +154,18 @@ class Cleanup:
             what = f"the templates of {_some(left)} do not stand still for one write"
             raise Unsettled(what, hint="find out who writes them all the time")
 
-    async def _gated(self) -> list[FleetPod]:
-        pods = await self._listed(Kind.GATED_PODS)
-        return [pod for pod in pods if isinstance(pod, FleetPod) and pod.is_gated and not pod.is_terminating]
+    async def _gated(self, kept: Collection[tuple[str, str]]) -> list[FleetPod]:
+        """The pods that are kept off, but for those of (node, DaemonSet) that a run keeps off whose record stays."""
+        pods = [pod for pod in await self._listed(Kind.GATED_PODS) if isinstance(pod, FleetPod)]
+        return [pod for pod in pods if pod.is_gated and not pod.is_terminating and (pod.node_name, pod.owner_ref) not in kept]
 
-    async def _cluster(self) -> list[str]:
+    async def _cluster(self, nodes: Iterable[NodeView]) -> list[str]:
         """What is ours and not on nodes."""
         left = []
         if await self._fleet.has_parking_policy():
-            left.append("the admission policies of deploy/parking, which now keep nobody off: kubectl delete -f deploy/parking")
+            parked = [node.name for node in nodes if keeps_parked(node)]
+            need = f"which runs on {_some(parked)} still need, then" if parked else "which now keep nobody off:"
+            left.append(f"the admission policies of deploy/parking, {need} kubectl delete -f deploy/parking")
         lease = await self._fleet.lease(self._settings.lease_namespace, self._settings.lease_name)
         if lease.resource_version:
             left.append(f"the Lease {lease.namespace}/{lease.name}, and all of deploy/controller: kubectl delete -f deploy/controller")
@@ -183,10 +187,11 @@ class Cleanup:
 
     async def _look(self) -> dict[str, tuple[str, ...]]:
         """What is left, by a fresh read (R4)."""
-        cluster = tuple(await self._cluster())
+        nodes = await self._nodes()
+        cluster = tuple(await self._cluster(nodes))
         left = {"": cluster} if cluster else {}
         again = []
-        for node in await self._nodes():
+        for node in nodes:
             rest = clean(node, is_state_ours=self._is_state_ours)
             if not (rest.is_nothing and unpark(node).is_nothing) and not _is_only_rest(node, rest):
                 again.append(node.name)

@@ -19,6 +19,7 @@ from driver_manager.controller.healing import Healer
 from driver_manager.controller.leaving import Leaving
 from driver_manager.controller.maintenance import Maintenance
 from driver_manager.controller.parking import Parking
+from driver_manager.controller.parkmarks import Loop
 from driver_manager.controller.reminders import Reminders
 from driver_manager.controller.restarts import Restarts
 from driver_manager.controller.role import RoleWatch
@@ -66,7 +67,9 @@ class Controller:
         self._election, self._telling = election, telling
         self._handlers = Handlers(fleet, clock.now)
         self.cache = Cache(self._policies_changed)
-        self.parking = Parking(fleet, clock, settings, election, telling, self.cache, self._spawn)
+        self._writing: set[str] = set()
+        beside = Loop(self._writing, self._mark, self._request)
+        self.parking = Parking(fleet, clock, settings, election, telling, self.cache, self._spawn, beside)
         self.role = RoleWatch(fleet, clock, settings, self._role_changed)
         self.healer = Healer(fleet, clock, settings, election, telling, self.cache, self.role, self._remind_in)
         self.tally = Tally()
@@ -80,7 +83,6 @@ class Controller:
         self._reminders = Reminders()
         self._wake = asyncio.Event()
         election.on_edit = self._wake.set
-        self._writing: set[str] = set()
         self._marking: set[str] = set()
         """Nodes that are being written to be in upgrade-required: nobody is begun before they are in the queue too."""
         self._grants = Grants(clock, election)

@@ -12,11 +12,12 @@ from typing import Any, Final
 from driver_manager.controller.cache import Cache
 from driver_manager.controller.election import Election
 from driver_manager.controller.optins import OptIns
+from driver_manager.controller.parkmarks import Loop, ParkMarks
 from driver_manager.controller.settings import ControllerSettings
 from driver_manager.controller.telling import Telling
 from driver_manager.controller.templates import Templates
 from driver_manager.core.fleet import FleetPod, FleetSet
-from driver_manager.core.hold import Hold, parked_on
+from driver_manager.core.hold import MAX_PARKED, Hold, parked_on
 from driver_manager.core.parking import (
     MOST_PARKED_NODES,
     TOO_MANY_PARKED,
@@ -29,7 +30,7 @@ from driver_manager.core.parking import (
 )
 from driver_manager.core.parking_notices import Notice, node_notice, parked_owners, set_notices, still_told
 from driver_manager.core.parking_term import leaves_parked_nodes
-from driver_manager.core.rollout_record import MAX_PARKED, progress_of
+from driver_manager.core.rollout_record import progress_of
 from driver_manager.core.snapshot import NodeView, PodView
 from driver_manager.core.upgrade_policy import UpgradePolicy
 from driver_manager.errors import ClusterError, Conflict, NotFound, Refused
@@ -69,6 +70,7 @@ class Parking:
         telling: Telling,
         cache: Cache,
         spawn: Spawn,
+        loop: Loop,
     ) -> None:
         self._fleet, self._clock, self._settings = fleet, clock, settings
         self._election, self._telling, self._cache = election, telling, cache
@@ -84,6 +86,7 @@ class Parking:
         self.ungated = self.woken = 0
         """Gated pods that were let go, and DaemonSet controllers that were woken for neighbours."""
         self._slots = asyncio.Semaphore(AT_ONCE)
+        self.marks = ParkMarks(fleet, clock, settings, election, cache, self._policies, loop)
 
     # Before ---------------------------------------------------------------------------------------------------------
 
@@ -149,12 +152,18 @@ class Parking:
     # Meanwhile and after --------------------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Something has changed that may concern parked pods."""
+        """Something has changed that may concern parked pods, or the marks."""
+        self.marks.wake()
         if self._cache.gated or self._cache.parkable or self.opt_ins.names:
             self._wake.set()
 
     async def run(self) -> None:
         """Works without end."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.marks.run())
+            tasks.create_task(self._let_in_and_heal())
+
+    async def _let_in_and_heal(self) -> None:
         pause = IDLE
         while True:
             await self._rest(pause)
@@ -233,7 +242,7 @@ class Parking:
     def _tell(self) -> None:
         """Tells once what a person should know of: opt-ins that are refused, updates that wait, foreign entries."""
         nodes, sets = self._cache.nodes.values(), self.opt_ins.all()
-        now = {found for node in nodes if (found := node_notice(node, progress_of(node)[0])) is not None}
+        now = {found for node in nodes if (found := node_notice(node, progress_of(node)[0], self.marks.probe)) is not None}
         now |= set_notices(
             sets,
             named=self.opt_ins.names,

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 
 from driver_manager.core.fleet import is_driver
 from driver_manager.core.healing import put_back
+from driver_manager.core.hold import parked_on, parking
 from driver_manager.core.labels import is_paused
 from driver_manager.core.record import NodeChange, Record, Undo, find_record
 from driver_manager.core.remains import and_then, applied, is_nothing, is_of_another_boot, remains_of
 from driver_manager.core.snapshot import NodeView, PodView
-from driver_manager.names import DEPLOY_DRIVER, DEPLOY_PREFIX, HOST_DRIVER, KEEP_CORDON, PARKED, RECORD
+from driver_manager.names import DEPLOY_DRIVER, DEPLOY_PREFIX, HOST_DRIVER, KEEP_CORDON, PARKING, RECORD
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +54,20 @@ def _stays(record: Record, node: NodeView) -> bool:
 
 
 def unpark(node: NodeView) -> NodeCleanup:
-    """Lets the parked DaemonSets of a node in again."""
-    labels = {PARKED: None} if PARKED in node.labels else {}
-    annotations = {PARKED: None} if PARKED in node.annotations else {}
+    """Lets the parked DaemonSets of a node in again, but for those of a run whose record stays, and lets no agent park any more."""
+    park, owners = parking(node, keeps_parked(node) & parked_on(node))
+    labels = {key: value for key, value in park.items() if node.labels.get(key) != value}
+    annotations = {key: value for key, value in owners.items() if node.annotations.get(key) != value}
     done = ("un-park what was kept off it",) if labels or annotations else ()
+    if PARKING in node.annotations:
+        annotations, done = {**annotations, PARKING: None}, (*done, f"take off the annotation {PARKING}")
     return NodeCleanup(NodeChange(labels=labels, annotations=annotations), done)
+
+
+def keeps_parked(node: NodeView) -> frozenset[str]:
+    """The DaemonSets that a run keeps off a node whose record stays."""
+    record = find_record(node).record
+    return frozenset(record.parked) if record is not None and _stays(record, node) else frozenset()
 
 
 def clean(node: NodeView, *, is_state_ours: bool) -> NodeCleanup:

@@ -45,7 +45,7 @@ class Action(StrEnum):
     LEAVE = "leave"
     """An upgrade controller evicts it; the agent waits for that."""
     PARK = "park"
-    """Its DaemonSet has to be kept off the node by an admission policy. Refused as long as nobody does that."""
+    """It is evicted, and its DaemonSet kept off the node meanwhile by an admission policy."""
     REFUSE = "refuse"
     """It uses the driver and may not be moved: nothing is done to the node at all."""
 
@@ -306,13 +306,14 @@ def _daemon_set(pod: PodView, policy: PodPolicy, found: tuple[Use, ...]) -> Verd
 def _stubborn(pod: PodView, policy: PodPolicy, found: tuple[Use, ...]) -> Verdict:
     """A DaemonSet's pod that no taint keeps off."""
     setting = f'give {_owner(pod)} the nodeSelector {DEPLOY_CLIENT}: "true", or narrow its tolerations'
+    ref = pod.owner_ref
+    if ref in (policy.parkable or ()):
+        sentence = f"{_words(found)}; {_owner(pod)} is parked meanwhile"
+        return Verdict(pod, Action.PARK, Reason.DAEMON_SET, sentence, setting, is_last=is_dra_plugin(pod))
+    if ref in policy.not_parkable:
+        return Verdict(pod, Action.REFUSE, Reason.DAEMON_SET, f"{_words(found)}; {_owner(pod)} {policy.not_parkable[ref]}", setting)
     if policy.parkable is not None:
         setting = f'label {_owner(pod)} {PARK}="true" to have it parked, {setting}'
-    ref = f"{pod.namespace}/{pod.owner.name}" if pod.owner is not None else ""
-    if ref in (policy.parkable or ()):
-        return Verdict(pod, Action.PARK, Reason.DAEMON_SET, f"{_words(found)}; {_owner(pod)} is parked meanwhile")
-    if ref in policy.not_parkable:
-        return Verdict(pod, Action.REFUSE, Reason.DAEMON_SET, f"{_words(found)}; {_owner(pod)} {policy.not_parkable[ref]}")
     if policy.keep_off is None:
         sentence = f"{_words(found)}; {_owner(pod)} would make it again at once, and no taint can keep it off"
         return Verdict(pod, Action.REFUSE, Reason.DAEMON_SET, sentence, setting)

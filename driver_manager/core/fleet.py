@@ -82,6 +82,11 @@ class FleetPod:
         return f"{self.namespace}/{self.name}"
 
     @property
+    def owner_ref(self) -> str:
+        """`namespace/name` of its controller; empty for an orphan."""
+        return f"{self.namespace}/{self.owner.name}" if self.owner is not None else ""
+
+    @property
     def is_orphan(self) -> bool:
         """Whether no controller owns it."""
         return self.owner is None

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from driver_manager.core.parking import NOTHING_HELD, TOO_MANY_PARKED, is_left_over, put_on, taken_off
+from driver_manager.core.parking import NOTHING_HELD, TOO_MANY_PARKED, is_left_over, is_recorded, put_on, taken_off
 from driver_manager.core.parking import is_held as held
 from driver_manager.core.rollout_record import Progress, encode
 from driver_manager.core.rollout_states import BEFORE_RESTART, IDLE, Because, State
@@ -57,7 +57,7 @@ def _held_off(situation: Situation) -> tuple[Progress, NodeChange] | None:
     if situation.state not in FREED_IN or situation.bad_progress or not node.unschedulable or not hold or not hold.missing_on(node):
         return None
     change, fields = put_on(node, situation.progress, hold)
-    if not change.needed_on(node):
+    if not change.needed_on(node) and is_recorded(situation.progress, fields):
         return None
     return msgspec.structs.replace(situation.progress or Progress(node=node.uid), **fields), change
 

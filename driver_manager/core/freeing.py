@@ -129,7 +129,7 @@ def _sorted(found: list[Verdict], known: PodPolicy) -> ToFree:
     daemons = [each for each in taken if each.pod.owner is not None and each.pod.owner.kind == "DaemonSet"]
     going = tuple(each.pod for each in found if each.action is Action.AWAIT)
     paused = {key: value for each in found if each.reason is Reason.OPERAND for key, value in _own_labels(each, known).items()}
-    parked = frozenset(f"{each.pod.namespace}/{each.pod.owner.name}" for each in daemons if each.pod.owner and each.action is Action.PARK)
+    parked = frozenset(each.pod.owner_ref for each in daemons if each.action is Action.PARK)
     is_tainted = any(each.action is Action.EVICT for each in daemons)
     refusals = tuple(
         f"pod {each.pod.ref} {each.sentence}{f' (what would change that: {each.setting})' if each.setting else ''}"

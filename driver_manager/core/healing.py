@@ -179,18 +179,23 @@ def treat(patient: Patient, settle_time: float, pause: float, new_run: str) -> T
 
 
 def put_back(record: Record, node: NodeView) -> Undo:
-    """The undo of a record from afar. Units of the host that the run stopped stay on the record as long as the boot lasts."""
+    """The undo of a record from afar. Units of the host that the run stopped stay on the record as long as the boot lasts.
+
+    Who was kept off is let in by whoever leads: it evicts every gated pod whose node is not parked for it (decision 44).
+    """
     undo = _api_half(record, node)
     if not record.services or is_of_another_boot(record, node):
-        return Undo(replace(undo.change, annotations={RECORD: None, **_no_status(node)}), undo.left_alone)
-    rest = replace(record, labels={}, is_cordoned=False, taint=None)
+        return Undo(replace(undo.change, annotations={**undo.change.annotations, RECORD: None, **_no_status(node)}), undo.left_alone)
+    rest = replace(record, labels={}, is_cordoned=False, taint=None, parked=(), let_in=())
     units = f"the units {', '.join(record.services)} are stopped: run `driver-manager restore` on the node, or reboot it"
-    return Undo(replace(undo.change, annotations={RECORD: encode(rest), **_no_status(node)}), (*undo.left_alone, units))
+    annotations = {**undo.change.annotations, RECORD: encode(rest), **_no_status(node)}
+    return Undo(replace(undo.change, annotations=annotations), (*undo.left_alone, units))
 
 
 def _api_half(record: Record, node: NodeView) -> Undo:
     undo = undo_record(record, node)
-    return Undo(replace(undo.change, annotations={}), undo.left_alone)
+    annotations = {key: value for key, value in undo.change.annotations.items() if key != RECORD}
+    return Undo(replace(undo.change, annotations=annotations), undo.left_alone)
 
 
 def _no_status(node: NodeView) -> dict[str, None]:

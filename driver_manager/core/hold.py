@@ -1,7 +1,11 @@
-"""What keeps DaemonSets off a node, as a value, and how much of it a node shows. How it is put on and taken off is `core.parking`."""
+"""What keeps DaemonSets off a node, as a value, and how much of it a node shows. How it is put on and taken off is `core.parking`.
+
+Two programs park on one node: the controller, whose parks stand in `.rollout`, and the agent, whose parks stand in `.record`. What the
+admission policy reads is the union of both, computed anew in every guarded patch (decision 32): each takes back only its own.
+"""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -9,6 +13,9 @@ import msgspec
 
 from driver_manager.core.snapshot import NodeView, Taint
 from driver_manager.names import PARKED, PAUSED, ROLLOUT, TAINT_VALUE_PREFIX
+
+MAX_PARKED: Final = 16
+"""DaemonSets that one program can keep off one node."""
 
 ROLLOUT_RUN: Final = "rollout"
 """What stands in the value of the controller's taint in place of a run's id."""
@@ -30,10 +37,10 @@ class Hold:
         return bool(self.parked or self.paused or self.taint)
 
     def missing_on(self, node: NodeView) -> "Hold":
-        """What of it the node does not show yet."""
+        """What of it the node does not show yet as the controller's: what the agent alone parks goes when the agent ends."""
         paused = {key: value for key, value in self.paused.items() if node.labels.get(key) != PAUSED}
         is_tainted = self.taint is None or any((each.key, each.value) == (self.taint.key, self.taint.value) for each in node.taints)
-        return Hold(self.parked - parked_on(node), paused, None if is_tainted else self.taint)
+        return Hold(self.parked - (parked_on(node) & parked_by_rollout(node)), paused, None if is_tainted else self.taint)
 
 
 def parked_on(node: NodeView) -> frozenset[str]:
@@ -51,20 +58,36 @@ def is_ref(text: str) -> bool:
     return _REF.fullmatch(text) is not None
 
 
-class _Paused(msgspec.Struct, frozen=True):
+def parking(node: NodeView, owners: Collection[str]) -> tuple[dict[str, str | None], dict[str, str | None]]:
+    """The label and the annotation that keep exactly these DaemonSets off a node."""
+    label = (node.labels.get(PARKED) or "true") if owners else None  # its value means nothing, and a change of it wakes controllers
+    return {PARKED: label}, {PARKED: ",".join(sorted(owners)) or None}
+
+
+class _Held(msgspec.Struct, frozen=True):
     """As much of the controller's record as the agent has to know."""
 
     node: str = ""
     paused: dict[str, str] = {}
+    parked: list[str] = []
 
 
-_paused = msgspec.json.Decoder(_Paused)
+_held = msgspec.json.Decoder(_Held)
 
 
 def paused_by_rollout(node: NodeView) -> frozenset[str]:
     """Labels of a node that the controller has paused and will put back when it opens the node: no other program does it before."""
+    return frozenset(_held_by_rollout(node).paused)
+
+
+def parked_by_rollout(node: NodeView) -> frozenset[str]:
+    """The DaemonSets that the controller keeps off a node, by its record."""
+    return frozenset(_held_by_rollout(node).parked)
+
+
+def _held_by_rollout(node: NodeView) -> _Held:
     try:
-        found = _paused.decode(node.annotations.get(ROLLOUT, "{}"))
+        found = _held.decode(node.annotations.get(ROLLOUT, "{}"))
     except (msgspec.MsgspecError, RecursionError):
-        return frozenset()
-    return frozenset(found.paused) if found.node == node.uid else frozenset()
+        return _Held()
+    return found if found.node == node.uid else _Held()

@@ -19,7 +19,7 @@ ALWAYS: Final = (GET_NODE, PATCH_NODE, LIST_PODS, WATCH_PODS, EVICT)
 
 SOMETIMES: Final = {
     GET_CLAIM: "a run on a node with claims fails before it changes anything",
-    GET_DAEMON_SET: "a run takes the driver pod's own tolerations for its DaemonSet's",
+    GET_DAEMON_SET: "a run takes the driver pod's own tolerations for its DaemonSet's, and parks no DaemonSet",
 }
 """What comes of it where one is missing."""
 

@@ -4,7 +4,7 @@ A policy names single DaemonSets. What the name alone shows (a whole namespace, 
 read; what only the DaemonSet shows (the driver's, a validator, ours, its own opt-out) when it is seen.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from driver_manager.core.fleet import FleetSet, is_driver, is_validator
@@ -31,18 +31,28 @@ def asker(daemon_set: FleetSet, named: Collection[str]) -> str:
 
 def opt_in_problem(daemon_set: FleetSet, own_namespace: str) -> str:
     """Why a DaemonSet is not parked though somebody asks for it; empty where nothing speaks against it."""
-    labels = daemon_set.pod_labels
-    if is_driver(labels):
-        return "it is the driver's own"
-    if is_validator(labels):
-        return "it validates the driver"
-    if labels.get(NAME_LABEL) == OWN_NAME or daemon_set.namespace == own_namespace:
-        return "it belongs to this program"
-    if why := system_problem(daemon_set.namespace):
-        return why
+    if problem := never_parked(daemon_set.pod_labels, daemon_set.namespace, own_namespace):
+        return problem
     if not asks_by_label(daemon_set) and PARK in daemon_set.labels:
         return f"its own label {PARK}={daemon_set.labels[PARK]} is against it"
     return ""
+
+
+def never_parked(pod_labels: Mapping[str, str], namespace: str, own_namespace: str) -> str:
+    """Why no DaemonSet like that is parked, whoever asks; empty where nothing speaks against it.
+
+    Args:
+        pod_labels: of its template.
+        namespace: its own.
+        own_namespace: the controller's; empty for the agent, which shares its namespace with the operands.
+    """
+    if is_driver(pod_labels):
+        return "it is the driver's own"
+    if is_validator(pod_labels):
+        return "it validates the driver"
+    if pod_labels.get(NAME_LABEL) == OWN_NAME or namespace == own_namespace:
+        return "it belongs to this program"
+    return system_problem(namespace)
 
 
 def system_problem(namespace: str) -> str:

@@ -61,10 +61,10 @@ def set_notices(
     return frozenset(found)
 
 
-def node_notice(node: NodeView, progress: Progress | None) -> Notice | None:
-    """Of a node; None where there is nothing to tell."""
+def node_notice(node: NodeView, progress: Progress | None, probe: str) -> Notice | None:
+    """Of a node, whose park for `probe` is a proof that goes on; None where there is nothing to tell."""
     strangers = strangers_on(node, progress) if PARKED in node.annotations else ()
-    if not strangers:
+    if not strangers or strangers == (probe,):
         return None
     sentence = f"the annotation {PARKED} names {', '.join(strangers)[:200]}, which is none of ours"
     return Notice(node.name, Matter.FOREIGN_ENTRY, sentence, Subject.node(node))

@@ -65,6 +65,14 @@ class AwaitOtherDriver:
 
 
 @dataclass(frozen=True, slots=True)
+class AwaitRollingUpdate:
+    """Wait until DaemonSets that have to be parked have finished their rolling updates, which could not go on meanwhile (decision 45)."""
+
+    owners: tuple[str, ...]
+    """`namespace/name`."""
+
+
+@dataclass(frozen=True, slots=True)
 class TryEvictions:
     """Ask the server whether each pod could go, changing nothing."""
 
@@ -73,7 +81,7 @@ class TryEvictions:
 
 @dataclass(frozen=True, slots=True)
 class PauseNode:
-    """One guarded patch: pause labels, cordon, taint, record."""
+    """One guarded patch: pause labels, cordon, taint, parks, record."""
 
     record: Record
     labels: Mapping[str, str]
@@ -196,6 +204,7 @@ Step = (
     | AwaitForeignPause
     | AwaitPolicyOwner
     | AwaitOtherDriver
+    | AwaitRollingUpdate
     | TryEvictions
     | PauseNode
     | FreePods
@@ -254,12 +263,15 @@ def describe(step: Step) -> str:
             return f"ask the upgrade controller to free the node, and wait for {named(pods)}"
         case AwaitOtherDriver(pods):
             return f"wait for the other driver on this node: {named(pods)}"
+        case AwaitRollingUpdate(owners):
+            return f"wait until the rolling update of {', '.join(owners)} is finished"
         case TryEvictions(pods):
             return f"ask whether {counted(pods)} may be evicted"
-        case PauseNode(record=record, labels=labels) if not (labels or record.is_cordoned or record.taint):
+        case PauseNode(record=record, labels=labels) if not (labels or record.is_cordoned or record.taint or record.parked):
             return "write down what is going to be changed"
         case PauseNode(record=record, labels=labels):
-            return f"pause {counted(labels, 'operand')}{', cordon' if record.is_cordoned else ''}{', taint' if record.taint else ''}"
+            more = (", cordon", record.is_cordoned), (", taint", record.taint), (f", park {', '.join(record.parked)}", record.parked)
+            return f"pause {counted(labels, 'operand')}{''.join(words for words, is_so in more if is_so)}"
         case FreePods(evict=evict, leaving=leaving):
             return f"evict {counted(evict)} and wait until they and {counted(leaving, 'other')} are gone"
         case ProveNoClaims():

@@ -20,6 +20,7 @@ from driver_manager.core.plan import (
     AwaitOtherDriver,
     AwaitPolicyOwner,
     AwaitReleased,
+    AwaitRollingUpdate,
     BeginUnload,
     FreePods,
     LookAgain,
@@ -44,7 +45,7 @@ from driver_manager.core.plan import (
     counted,
 )
 from driver_manager.core.record import Phase, Record, find_record, merged
-from driver_manager.core.rounds import pods_ending, pods_to
+from driver_manager.core.rounds import pods_ending, pods_to, pods_to_evict
 from driver_manager.core.seen import Snapshot, choose_keep_off_of, host_uses_of, keeps_vfio, labels_of, other_drivers, pod_policy
 from driver_manager.core.services import HostAction, HostUse, start_order, units_to_stop
 from driver_manager.core.snapshot import HostView, NodeView, PodView, Unloading
@@ -291,6 +292,7 @@ def _plan_full(seen: Snapshot, settings: Settings, record: Record | None, unmark
         replace(
             _new_record(seen, labels=labels.all, is_cordoned=wants_cordon and not seen.node.unschedulable),
             taint=keep_off.taint,
+            parked=_parks(decided),
             services=tuple(unit for unit in units_to_stop(common.host_uses) if seen.services.get(unit, True)),
         ),
     )
@@ -310,9 +312,9 @@ def _full_steps(
     """From the first question to the moment when nobody uses the driver."""
     last = [each for each in decided if each.is_last]
     first = [each for each in decided if not each.is_last]
-    evict = pods_to(Action.EVICT, decided)
-    free = FreePods((*pods_to(Action.EVICT, first), *pods_ending(first)), pods_to(Action.AWAIT, first))
-    pause_last = PauseLast(labels.last, pods_to(Action.AWAIT, last), (*pods_to(Action.EVICT, last), *pods_ending(last)))
+    evict = pods_to_evict(decided)
+    free = FreePods((*pods_to_evict(first), *pods_ending(first)), pods_to(Action.AWAIT, first))
+    pause_last = PauseLast(labels.last, pods_to(Action.AWAIT, last), (*pods_to_evict(last), *pods_ending(last)))
     return (
         *((TryEvictions(evict),) if evict else ()),
         PauseNode(record, labels.first),
@@ -363,7 +365,7 @@ def _drain_notes(drained: Sequence[Verdict]) -> tuple[str, ...]:
 
 def _refusal_of_users(plan: Plan, seen: Snapshot) -> Plan | None:
     """The refusal that names every user of the driver who may not be moved; None where there is none."""
-    pods = [each for each in plan.verdicts if each.action in (Action.REFUSE, Action.PARK)]
+    pods = [each for each in plan.verdicts if each.action is Action.REFUSE]
     left = [
         each for each in plan.host_uses if each.action is HostAction.REPORT or (each.action is HostAction.STOP and seen.services_trouble)
     ]
@@ -386,10 +388,17 @@ def _waits(seen: Snapshot, decided: Sequence[Verdict]) -> tuple[Step, ...]:
     """Who has to go before anything is changed."""
     left = pods_to(Action.LEAVE, decided)
     others = other_drivers(seen)
+    rolling = sorted(seen.means.rolling.intersection(_parks(decided)))
     return (
         *((AwaitPolicyOwner(left),) if left else ()),
         *((AwaitOtherDriver(others),) if others else ()),
+        *((AwaitRollingUpdate(tuple(rolling)),) if rolling else ()),
     )
+
+
+def _parks(decided: Sequence[Verdict]) -> tuple[str, ...]:
+    """`namespace/name` of the DaemonSets that are parked."""
+    return tuple(sorted({each.pod.owner_ref for each in decided if each.action is Action.PARK}))
 
 
 def _full_notes(seen: Snapshot, labels: LabelsToPause, keep_off: KeepOff) -> tuple[str, ...]:

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
+from driver_manager.core.hold import MAX_PARKED, parked_by_rollout, parked_on, parking, read_owners
 from driver_manager.core.labels import is_label_value
 from driver_manager.core.snapshot import Identity, NodeView, Taint
 from driver_manager.errors import InvariantBroken
-from driver_manager.names import KEEP_CORDON, PAUSED, RECORD, TAINT_VALUE_PREFIX
+from driver_manager.names import KEEP_CORDON, PARKED, PAUSED, RECORD, TAINT_VALUE_PREFIX
 
 VERSION: Final = 1
 MAX_BYTES: Final = 16 * 1024
@@ -49,6 +50,10 @@ class Record:
     taint: Taint | None = None
     services: tuple[str, ...] = ()
     """Units of the host that were active and are stopped, or are going to be: written down before that (decision 8)."""
+    parked: tuple[str, ...] = ()
+    """`namespace/name` of DaemonSets that this run keeps off the node."""
+    let_in: tuple[str, ...] = ()
+    """Those that are kept off no more, and of which a pod may still wait with the policy's gate until somebody evicts it (decision 44)."""
 
 
 class BadRecord(ValueError):
@@ -77,6 +82,10 @@ def encode(record: Record) -> str:
         body["taint"] = {"key": record.taint.key, "value": record.taint.value, "effect": record.taint.effect}
     if record.services:
         body["services"] = list(record.services)
+    if record.parked:
+        body["parked"] = list(record.parked)
+    if record.let_in:
+        body["letIn"] = list(record.let_in)
     text = json.dumps(body, separators=(",", ":"))
     if len(text.encode()) > MAX_BYTES:
         raise InvariantBroken(f"the record of the node would be {len(text.encode())} bytes, more than {MAX_BYTES}")
@@ -121,7 +130,16 @@ def decode(text: str) -> Record:
         is_cordoned=_required(body, "cordoned", bool),
         taint=Taint(*(_required(taint, key, str) for key in ("key", "value", "effect"))) if taint else None,
         services=tuple(services),
+        parked=_owners(body, "parked"),
+        let_in=_owners(body, "letIn"),
     )
+
+
+def _owners(body: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    found = _optional(body, key, list) or []
+    if len(found) > 2 * MAX_PARKED or not all(isinstance(each, str) and read_owners(each) == (each,) for each in found):
+        raise BadRecord(f"its {key} is {found!r}"[:200])
+    return tuple(found)
 
 
 def _required(body: Mapping[str, Any], key: str, kind: type[Any]) -> Any:
@@ -187,9 +205,10 @@ def apply_record(record: Record, node: NodeView, *, labels: Mapping[str, str] | 
         former: the taint of an earlier run, which this one drops.
     """
     paused = record.labels if labels is None else labels
+    park, owners = parking(node, {*record.parked, *parked_by_rollout(node)}) if set(record.parked) - parked_on(node) else ({}, {})
     return NodeChange(
-        labels={key: PAUSED for key in paused if node.labels.get(key) != PAUSED},
-        annotations={RECORD: encode(record)},
+        labels={**{key: PAUSED for key in paused if node.labels.get(key) != PAUSED}, **park},
+        annotations={**owners, RECORD: encode(record)},
         unschedulable=True if record.is_cordoned and not node.unschedulable else None,
         taints=_with_taint(node, record.taint, former),
     )
@@ -233,8 +252,28 @@ def undo_record(record: Record, node: NodeView) -> Undo:
         ours = (record.taint.key, record.taint.value, record.taint.effect)
         others = tuple(t for t in node.taints if (t.key, t.value, t.effect) != ours)
         taints = others if len(others) < len(node.taints) else None
-    change = NodeChange(labels=labels, annotations={RECORD: None}, unschedulable=unschedulable, taints=taints)
+    annotations: dict[str, str | None] = {RECORD: None}
+    if record.parked:
+        park, owners = parking(node, parked_by_rollout(node) & parked_on(node))
+        labels |= {key: value for key, value in park.items() if node.labels.get(key) != value}
+        annotations |= {key: value for key, value in owners.items() if node.annotations.get(key) != value}
+    change = NodeChange(labels=labels, annotations=annotations, unschedulable=unschedulable, taints=taints)
     return Undo(change, tuple(left))
+
+
+def let_in_next(record: Record) -> Record | None:
+    """What stays of a record while the DaemonSets that were kept off are let in; None where nobody was.
+
+    It goes when no pod of theirs waits any more: un-parked alone a pod with the gate would wait for ever (decision 44, measured).
+    """
+    owners = tuple(dict.fromkeys((*record.parked, *record.let_in)))
+    return replace(record, labels={}, is_cordoned=False, taint=None, services=(), parked=(), let_in=owners) if owners else None
+
+
+def parked_by_agent(node: NodeView) -> frozenset[str]:
+    """The DaemonSets that the agent keeps off a node, by its record."""
+    record = find_record(node).record
+    return frozenset(record.parked) if record is not None else frozenset()
 
 
 def _shown(value: str | None) -> str:
@@ -255,17 +294,24 @@ def taken_off(record: Record, node: NodeView, *, paused: Mapping[str, str] | Non
         gone.append("the cordon")
     if record.taint is not None and _with_taint(node, record.taint) is not None:
         gone.append(f"the taint {record.taint.key}")
+    gone += [f"the park of {owner}" for owner in sorted(set(record.parked) - parked_on(node))]
     return tuple(gone)
 
 
 def leftovers(record: Record, node: NodeView) -> tuple[str, ...]:
     """What of the record is still on the node after it was taken back; R4 is held by this being empty."""
     undo = undo_record(record, node)
-    still = [f"label {key}" for key in undo.change.labels]
+    still = [f"label {key}" for key in undo.change.labels if key in record.labels]
     still += ["the cordon"] if undo.change.unschedulable is False else []
     still += ["the taint"] if undo.change.taints is not None else []
+    still += [f"the park of {owner}" for owner in sorted(_still_parked(record, node))]
     still += ["the record"] if (found := find_record(node).record) is not None and found.run == record.run else []
     return tuple(still)
+
+
+def _still_parked(record: Record, node: NodeView) -> set[str]:
+    listed = read_owners(node.annotations.get(PARKED, ""))
+    return {*record.parked}.intersection(listed) - parked_by_rollout(node)
 
 
 def merged(old: Record | None, new: Record) -> Record:
@@ -278,6 +324,8 @@ def merged(old: Record | None, new: Record) -> Record:
         is_cordoned=old.is_cordoned or new.is_cordoned,
         taint=new.taint,
         services=tuple(dict.fromkeys((*old.services, *new.services))),
+        parked=tuple(dict.fromkeys((*old.parked, *new.parked))),
+        let_in=old.let_in,
     )
 
 

@@ -117,7 +117,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "verdicts": [verdict_document(each) for each in plan.verdicts],
         "drainVerdicts": [verdict_document(each) for each in plan.drain_verdicts],
         "hostUses": [_host_use_document(each) for each in plan.host_uses],
-        "evictions": sum(each.action == "evict" for each in plan.verdicts),
+        "evictions": sum(each.action in ("evict", "park") for each in plan.verdicts),
         "refusals": list(plan.refusals),
         "notes": list(plan.notes),
         "hint": plan.hint,

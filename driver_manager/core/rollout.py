@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from driver_manager.core.fleet import FleetPod
-from driver_manager.core.parking import TOO_MANY_PARKED, adopted, is_left_over, put_on, taken_off
+from driver_manager.core.parking import TOO_MANY_PARKED, adopted, is_left_over, is_recorded, put_on, taken_off
 from driver_manager.core.rollout_record import MAX_NAME, MAX_TRIES, Progress
 from driver_manager.core.rollout_states import BEFORE_RESTART, IDLE, WORKING, Because, State
 from driver_manager.core.rollout_steps import (
@@ -326,7 +326,7 @@ def _held_off(situation: Situation) -> Step | None:
     if not hold or not hold.missing_on(situation.node):
         return None
     change, fields = put_on(situation.node, situation.progress, hold)
-    if not change.needed_on(situation.node):
+    if not change.needed_on(situation.node) and is_recorded(situation.progress, fields):
         return try_again(situation, Because.NOT_FREED, TOO_MANY_PARKED)
     words = "DaemonSets that use the driver are kept off"
     return same(situation, Because.HELD_OFF, words, change, since=situation.now, **fields)

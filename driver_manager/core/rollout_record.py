@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
+from driver_manager.core.hold import MAX_PARKED
 from driver_manager.core.snapshot import NodeView
 from driver_manager.core.upgrade_policy import recorded_policy
 from driver_manager.names import ROLLOUT
@@ -19,8 +20,6 @@ MAX_FAILURES: Final = 3
 MAX_SENTENCE: Final = 300
 MAX_NAME: Final = 253
 MAX_TRIES: Final = 1000
-MAX_PARKED: Final = 16
-"""DaemonSets that can be kept off one node."""
 
 Short = Annotated[str, Meta(max_length=MAX_NAME)]
 Count = Annotated[int, Meta(ge=0, lt=2**31)]

@@ -1,12 +1,13 @@
 """What a look in mid-run found: who uses the driver on a node that is paused already."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from driver_manager.config import Settings
 from driver_manager.core.consumers import Action, Reason, Verdict, verdicts
 from driver_manager.core.keepoff import KeepOff
 from driver_manager.core.labels import LabelsToPause
+from driver_manager.core.parking import Means
 from driver_manager.core.record import Record
 from driver_manager.core.seen import Snapshot, other_drivers, pod_policy
 from driver_manager.core.snapshot import PodView
@@ -47,6 +48,11 @@ def pods_to(action: Action, decided: Iterable[Verdict]) -> tuple[PodView, ...]:
     return tuple(each.pod for each in decided if each.action is action and each.reason is not Reason.TERMINATING)
 
 
+def pods_to_evict(decided: Iterable[Verdict]) -> tuple[PodView, ...]:
+    """The pods that are evicted, those whose DaemonSet is parked among them."""
+    return tuple(each.pod for each in decided if each.action in (Action.EVICT, Action.PARK))
+
+
 def pods_ending(decided: Iterable[Verdict]) -> tuple[PodView, ...]:
     """The pods that somebody has told to end."""
     return tuple(each.pod for each in decided if each.reason is Reason.TERMINATING)
@@ -66,6 +72,7 @@ def plan_round(seen: Snapshot, settings: Settings, record: Record, labels: Label
 
 def decided_again(seen: Snapshot, settings: Settings, record: Record, labels: LabelsToPause | None = None) -> tuple[Verdict, ...]:
     """The verdicts of a fresh look."""
+    seen = replace(seen, means=Means(parkable=frozenset(record.parked)))
     policy = pod_policy(seen, settings, labels or LabelsToPause(first=record.labels), KeepOff(record.taint, ""))
     return verdicts(seen.pods, policy)
 
@@ -80,10 +87,10 @@ def plan_claim_round(seen: Snapshot, settings: Settings, record: Record, labels:
 def _round(decided: Iterable[Verdict], others: tuple[PodView, ...]) -> Round:
     decided = tuple(decided)
     return Round(
-        evict=pods_to(Action.EVICT, decided),
+        evict=pods_to_evict(decided),
         ending=pods_ending(decided),
         leaving=pods_to(Action.AWAIT, decided),
         left_to_owner=pods_to(Action.LEAVE, decided),
         other_drivers=others,
-        refused=tuple(each for each in decided if each.action in (Action.REFUSE, Action.PARK)),
+        refused=tuple(each for each in decided if each.action is Action.REFUSE),
     )

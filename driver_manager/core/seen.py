@@ -8,6 +8,7 @@ from driver_manager.core.consumers import PodPolicy, labels_of_consumers, labels
 from driver_manager.core.hold import paused_by_rollout
 from driver_manager.core.keepoff import KeepOff, choose_keep_off
 from driver_manager.core.labels import LabelsToPause, labels_to_pause
+from driver_manager.core.parking import Means
 from driver_manager.core.record import Record
 from driver_manager.core.services import HostUse, host_uses
 from driver_manager.core.snapshot import (
@@ -45,6 +46,8 @@ class Snapshot:
     """RuntimeClass name -> handler; None where they may not be listed."""
     host_smi_version: str | None = None
     """What the host's own nvidia-smi said, where it had to be asked."""
+    means: Means = field(default_factory=Means)
+    """What may be parked, of the DaemonSets that nothing else keeps off."""
     services: Mapping[str, bool] = field(default_factory=dict)
     """Unit -> whether it is active, of the units that are to be stopped."""
     services_trouble: str = ""
@@ -145,5 +148,7 @@ def pod_policy(seen: Snapshot, settings: Settings, labels: LabelsToPause, keep_o
         paused_last=frozenset(labels.last),
         operand_apps=frozenset(apps),
         keep_off=keep_off.taint,
+        parkable=seen.means.parkable,
+        not_parkable=seen.means.not_now,
         is_policy_owned=seen.is_policy_owned,
     )

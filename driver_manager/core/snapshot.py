@@ -162,6 +162,11 @@ class PodView:
         return f"{self.namespace}/{self.name}"
 
     @property
+    def owner_ref(self) -> str:
+        """`namespace/name` of its controller; empty where it has none."""
+        return f"{self.namespace}/{self.owner.name}" if self.owner is not None else ""
+
+    @property
     def is_over(self) -> bool:
         """Whether its containers have ended for good."""
         return self.phase in ("Succeeded", "Failed")
@@ -213,6 +218,17 @@ class DaemonSetView:
     uid: str
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[Toleration, ...] = ()
+    pod_labels: Mapping[str, str] = field(default_factory=dict)
+    """Of its template."""
+    asks_to_be_parked: bool = False
+    """Whether its label lets an admission policy keep it off a node (names.PARK)."""
+    is_rolling: bool = False
+    """Whether a rolling update of it is not finished."""
+
+    @property
+    def ref(self) -> str:
+        """`namespace/name`."""
+        return f"{self.namespace}/{self.name}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,6 +106,10 @@ class LocalCluster:
         change: PodChange = await asyncio.get_running_loop().create_future()
         yield change
 
+    async def gated_for(self, node_name: str) -> tuple[PodView, ...]:
+        """There are no pods."""
+        return ()
+
     async def daemon_set(self, namespace: str, name: str) -> DaemonSetView:
         """There is none.
 

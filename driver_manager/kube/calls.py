@@ -11,7 +11,7 @@ from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 from driver_manager.core.snapshot import PodView, Taint
-from driver_manager.names import DRA_GROUP
+from driver_manager.names import DRA_GROUP, PARKED
 from driver_manager.ports import NodePatch
 
 PAGE_SIZE: Final = 500
@@ -114,6 +114,11 @@ def list_pods(node_name: str) -> Call:
 def _bound_to(node_name: str) -> str:
     """A field selector; the three signs that have a meaning in one are escaped."""
     return "spec.nodeName=" + re.sub(r"([\\,=])", r"\\\1", node_name)
+
+
+def list_unbound_gated_pods() -> Call:
+    """Lists the pods of all namespaces that the parking policy has kept off a node and that are not bound: it labels what it gates."""
+    return Call(verb="list", resource="pods", path="/api/v1/pods", query={"labelSelector": PARKED, "fieldSelector": "spec.nodeName="})
 
 
 def get_daemon_set(namespace: str, name: str) -> Call:

@@ -134,6 +134,11 @@ class KubeCluster:
         found = await self._list(calls.list_pods(node_name), views.PODS)
         return PodList(found.items, found.resource_version)
 
+    async def gated_for(self, node_name: str) -> tuple[PodView, ...]:
+        """Lists the pods that are made for a node and wait with the parking policy's gate."""
+        found = await self._list(calls.list_unbound_gated_pods(), views.GATED)
+        return tuple(each.pod for each in found.items if each.node_name == node_name)
+
     def pod_changes(self, node_name: str, since: PodList) -> AsyncGenerator[PodChange, None]:
         """Follows the pods of a node without end, from a list on."""
         return pod_changes(self._watch(calls.list_pods(node_name), views.PODS, since=since.resource_version), since)

@@ -18,15 +18,19 @@ from driver_manager.core.snapshot import LabelExpression, Owner
 from driver_manager.kube.views import BULK, LAST_APPLIED
 from driver_manager.kube.wire import (
     Affinity,
+    Gate,
     Meta,
     OwnerReference,
     Reader,
     Requirement,
+    SetStatus,
+    Strategy,
     Wire,
     WireObject,
     WireToleration,
     controller,
     label_terms,
+    meant_for,
     shared,
     tolerations,
 )
@@ -44,10 +48,6 @@ class _Container(Wire, frozen=True):
     env: list[_Variable] | None = None
 
 
-class _Gate(Wire, frozen=True):
-    name: str
-
-
 class _PodSpec(Wire, frozen=True):
     """Of a pod or of a template."""
 
@@ -57,7 +57,7 @@ class _PodSpec(Wire, frozen=True):
     tolerations: list[WireToleration] | None = None
     init_containers: list[_Container] | None = None
     containers: list[_Container] | None = None
-    scheduling_gates: list[_Gate] | None = None
+    scheduling_gates: list[Gate] | None = None
 
 
 class _Waiting(Wire, frozen=True):
@@ -94,27 +94,14 @@ class _Template(Wire, frozen=True):
     spec: _PodSpec = _PodSpec()
 
 
-class _Strategy(Wire, frozen=True):
-    type: str = ""
-
-
 class _SetSpec(Wire, frozen=True):
     template: _Template
-    update_strategy: _Strategy = _Strategy()
-
-
-class _SetStatus(Wire, frozen=True):
-    """Numbers that are 0 are left out."""
-
-    observed_generation: int = 0
-    desired_number_scheduled: int = 0
-    current_number_scheduled: int = 0
-    updated_number_scheduled: int = 0
+    update_strategy: Strategy = Strategy()
 
 
 class _Set(WireObject, frozen=True):
     spec: _SetSpec
-    status: _SetStatus = _SetStatus()
+    status: SetStatus = SetStatus()
 
 
 class _RevisionSpec(Wire, frozen=True):
@@ -301,7 +288,7 @@ def _pod_view(pod: _Pod) -> FleetPod:
         namespace=sys.intern(meta.namespace),
         name=meta.name,
         uid=meta.uid,
-        node_name=pod.spec.node_name or _meant_for(pod.spec.affinity),
+        node_name=pod.spec.node_name or meant_for(pod.spec.affinity),
         is_bound=bool(pod.spec.node_name),
         labels=labels,
         owner=_owner(meta.owner_references),
@@ -324,15 +311,6 @@ def _is_gated(pod: _Pod) -> bool:
 def tried(body: bytes) -> Tried:
     """Reads the answer to a dry run: the pod as it would be."""
     return Tried.GATED if _is_gated(_tried.decode(body)) else Tried.LET_IN
-
-
-def _meant_for(affinity: Affinity | None) -> str:
-    """The node that the DaemonSet controller made a pod for: it names the node in every term.
-
-    https://kubernetes.io/docs/concepts/workloads/controllers/daemonset/#how-daemon-pods-are-scheduled
-    """
-    fields = (each for term in (affinity.terms() if affinity else ()) for each in term.match_fields or ())
-    return next((each.values[0] for each in fields if each.key == "metadata.name" and each.operator == "In" and each.values), "")
 
 
 def _digest(spec: _PodSpec) -> str:
@@ -374,10 +352,9 @@ def _set_view(each: _Set) -> FleetSet:
 def _parkable_view(each: _Set) -> FleetSet:
     """With its status. A pod of the newest template counts as updated, whether it runs or is gated."""
     status, view = each.status, _set_view(each)
-    is_behind = status.updated_number_scheduled < status.current_number_scheduled
     return replace(
         view,
-        is_rolling=not view.is_on_delete and (is_behind or not view.is_settled),
+        is_rolling=not view.is_on_delete and (status.is_behind or not view.is_settled),
         missing=max(0, status.desired_number_scheduled - status.current_number_scheduled),
     )
 

@@ -25,12 +25,16 @@ from driver_manager.core.snapshot import (
 )
 from driver_manager.kube.wire import (
     Affinity,
+    Gate,
     Reader,
+    SetStatus,
+    Strategy,
     Wire,
     WireObject,
     WireToleration,
     controller,
     label_terms,
+    meant_for,
     shared,
     tolerations,
 )
@@ -138,21 +142,45 @@ class _Pod(WireObject, frozen=True):
     status: _PodStatus = _PodStatus()
 
 
+class _GatedSpec(_PodSpec, frozen=True):
+    scheduling_gates: list[Gate] | None = None
+
+
+class _GatedPod(WireObject, frozen=True):
+    spec: _GatedSpec = _GatedSpec()
+    status: _PodStatus = _PodStatus()
+
+
+class GatedPod(msgspec.Struct, frozen=True):
+    """A pod that was made for a node, and whether the parking policy's gate keeps it off."""
+
+    pod: PodView
+    node_name: str
+    """Empty: it has no such gate, or is made for no node."""
+
+
 class _TemplateSpec(Wire, frozen=True):
     node_selector: dict[str, str] | None = None
     tolerations: list[WireToleration] | None = None
 
 
+class _TemplateMeta(Wire, frozen=True):
+    labels: dict[str, str] | None = None
+
+
 class _Template(Wire, frozen=True):
+    metadata: _TemplateMeta = _TemplateMeta()
     spec: _TemplateSpec = _TemplateSpec()
 
 
 class _DaemonSetSpec(Wire, frozen=True):
     template: _Template
+    update_strategy: Strategy = Strategy()
 
 
 class _DaemonSet(WireObject, frozen=True):
     spec: _DaemonSetSpec
+    status: SetStatus = SetStatus()
 
 
 class _Rule(Wire, frozen=True):
@@ -243,13 +271,17 @@ _runtime_classes = msgspec.json.Decoder(_RuntimeClasses)
 def daemon_set_view(body: bytes) -> DaemonSetView:
     """Reads a DaemonSet."""
     daemon_set = _daemon_set.decode(body)
-    meta, template = daemon_set.metadata, daemon_set.spec.template.spec
+    meta, template, status = daemon_set.metadata, daemon_set.spec.template.spec, daemon_set.status
+    is_behind = status.is_behind or status.observed_generation < meta.generation
     return DaemonSetView(
         namespace=meta.namespace,
         name=meta.name,
         uid=meta.uid,
         node_selector=template.node_selector or {},
         tolerations=tolerations(template.tolerations),
+        pod_labels=daemon_set.spec.template.metadata.labels or {},
+        asks_to_be_parked=(meta.labels or {}).get(names.PARK) == "true",
+        is_rolling=daemon_set.spec.update_strategy.type != "OnDelete" and is_behind,
     )
 
 
@@ -312,7 +344,12 @@ def identity(token: str) -> Identity:
     return Identity(binding.namespace, binding.pod.name, binding.pod.uid, binding.node.name)
 
 
-def _pod_view(pod: _Pod) -> PodView:
+def _gated_pod(pod: _GatedPod) -> GatedPod:
+    is_gated = any(gate.name == names.PARKED for gate in pod.spec.scheduling_gates or ())
+    return GatedPod(_pod_view(pod), meant_for(pod.spec.affinity) if is_gated else "")
+
+
+def _pod_view(pod: _Pod | _GatedPod) -> PodView:
     meta, spec, status = pod.metadata, pod.spec, pod.status
     is_terminating = meta.deletion_timestamp is not None
     grace = meta.deletion_grace_period_seconds if is_terminating else spec.termination_grace_period_seconds
@@ -388,3 +425,4 @@ def _devices(quantities: dict[str, msgspec.Raw] | None) -> Iterator[tuple[str, i
 
 NODES: Final = Reader(_Node, _node_view)
 PODS: Final = Reader(_Pod, _pod_view)
+GATED: Final = Reader(_GatedPod, _gated_pod)

@@ -101,6 +101,32 @@ class Affinity(Wire, frozen=True):
         return (required.node_selector_terms if required else None) or []
 
 
+class Strategy(Wire, frozen=True):
+    """How a DaemonSet replaces its pods."""
+
+    type: str = ""
+
+
+class SetStatus(Wire, frozen=True):
+    """The status of a DaemonSet. Numbers that are 0 are left out."""
+
+    observed_generation: int = 0
+    desired_number_scheduled: int = 0
+    current_number_scheduled: int = 0
+    updated_number_scheduled: int = 0
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether pods of older templates are there. One of the newest counts as updated, whether it runs or is gated."""
+        return self.updated_number_scheduled < self.current_number_scheduled
+
+
+class Gate(Wire, frozen=True):
+    """A scheduling gate of a pod."""
+
+    name: str
+
+
 class _ListMeta(Wire, frozen=True):
     resource_version: str
     token: str | None = msgspec.field(name="continue", default=None)
@@ -195,6 +221,15 @@ def controller(references: Iterable[OwnerReference] | None) -> Owner | None:
 def tolerations(listed: list[WireToleration] | None) -> tuple[Toleration, ...]:
     """Tolerations as they are written."""
     return tuple(Toleration(each.key, each.operator, each.value, each.effect) for each in listed or ())
+
+
+def meant_for(affinity: Affinity | None) -> str:
+    """The node that the DaemonSet controller made a pod for: it names the node in every term.
+
+    https://kubernetes.io/docs/concepts/workloads/controllers/daemonset/#how-daemon-pods-are-scheduled
+    """
+    fields = (each for term in (affinity.terms() if affinity else ()) for each in term.match_fields or ())
+    return next((each.values[0] for each in fields if each.key == "metadata.name" and each.operator == "In" and each.values), "")
 
 
 def label_terms(affinity: Affinity | None) -> tuple[tuple[LabelExpression, ...], ...]:

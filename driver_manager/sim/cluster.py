@@ -15,6 +15,7 @@ from driver_manager.core.snapshot import (
     PodView,
 )
 from driver_manager.errors import Unreachable
+from driver_manager.names import PARKED
 from driver_manager.ports import NodePatch
 from driver_manager.sim import access
 from driver_manager.sim.faults import Hung, Life, When
@@ -68,6 +69,16 @@ class SimCluster:
             return self._list(node_name)
 
         return await self._call("pods_on", {"node": node_name}, read)
+
+    async def gated_for(self, node_name: str) -> tuple[PodView, ...]:
+        """Lists the pods that are made for a node and wait with the parking policy's gate."""
+
+        def read() -> tuple[PodView, ...]:
+            access.demand(self.account, "list", "", "pods")
+            pods = self._store.pods.values()
+            return tuple(pod.view() for pod in pods if PARKED in pod.gates and pod.node_name is None and pod.target == node_name)
+
+        return await self._call("gated_for", {"node": node_name}, read)
 
     async def daemon_set(self, namespace: str, name: str) -> DaemonSetView:
         """Reads a DaemonSet."""

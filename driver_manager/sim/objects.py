@@ -340,6 +340,11 @@ class DaemonSet:
         """Whether its label asks to be parked."""
         return self.labels.get(PARK) == "true"
 
+    @property
+    def is_in_update(self) -> bool:
+        """Whether a rolling update is not finished."""
+        return not self.is_on_delete and (self.is_rolling or self.observed != self.generation)
+
     def selects(self, labels: Mapping[str, str]) -> bool:
         """Whether a pod with these labels is one of its own, or could be. Without any label it takes nothing over."""
         wanted = self.spec.labels if self.selector is None else self.selector
@@ -360,7 +365,7 @@ class DaemonSet:
             is_settled=self.observed == self.generation,
             is_on_delete=self.is_on_delete,
             is_deleting=self.is_deleting,
-            is_rolling=not self.is_on_delete and (self.is_rolling or self.observed != self.generation),
+            is_rolling=self.is_in_update,
             missing=self.missing,
         )
 
@@ -372,6 +377,9 @@ class DaemonSet:
             uid=self.uid,
             node_selector=dict(self.spec.node_selector),
             tolerations=self.spec.tolerations,
+            pod_labels=dict(self.spec.labels),
+            asks_to_be_parked=self.is_parkable,
+            is_rolling=self.is_in_update,
         )
 
 

@@ -30,6 +30,8 @@ class Server:
         self.watches_back = 0.0
         self.evictions: list[tuple[float, str, str]] = []
         """Accepted ones: time, `namespace/name`, uid."""
+        self.let_in: set[str] = set()
+        """Uids of those that waited with a gate."""
         self.parking = ParkingPolicies(store)
         self.set_parking_term: Callable[[DaemonSet, bool], None] = lambda _, __: None
         """Puts the term for parking into a DaemonSet's template, or takes it out; its controller does it."""
@@ -190,6 +192,8 @@ class Server:
         if dry_run:
             return
         self.evictions.append((self.store.timers.now(), pod.ref, pod.uid))
+        if pod.gates:
+            self.let_in.add(pod.uid)
         self.store.write(account.name, "evict", pod.ref, pod.uid)
         self.store.did(account.name, "evict", pod.ref, node_name=pod.node_name or "", uid=pod.uid)
         self.delete_pod(pod, grace_seconds, who=account.name)

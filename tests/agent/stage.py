@@ -143,8 +143,8 @@ class Stage:
 
     @property
     def evicted(self) -> list[str]:
-        """Names of the pods evicted so far."""
-        return [ref for _, ref, _ in self.world.evictions]
+        """Names of the pods evicted so far, but for those that waited with a gate: they never ran."""
+        return [ref for _, ref, uid in self.world.evictions if uid not in self.world.server.let_in]
 
     def node_writes(self) -> list[str]:
         """The agent's own writes of the node, as the diary has them, those of the status alone left out."""
@@ -159,10 +159,11 @@ class Stage:
     # Judging --------------------------------------------------------------------------------------------------------
 
     async def assert_put_back(self) -> None:
-        """The node is exactly as before, no record is left, and nobody was evicted twice."""
+        """The node is exactly as before, no record is left, nobody waits with a gate, and nobody was evicted twice."""
         await asyncio.sleep(2.0)
         assert self.world.surface(NODE) == self.before
         assert names.RECORD not in self.world.node(NODE).annotations
+        assert not [pod.ref for pod in self.world.store.pods.values() if pod.gates]
         self.assert_evicted_once()
 
     def assert_evicted_once(self) -> None:

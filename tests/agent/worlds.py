@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from driver_manager import names
-from driver_manager.core.snapshot import Taint
-from driver_manager.sim.objects import PodSpec
+from driver_manager.core.snapshot import Taint, Toleration
+from driver_manager.sim.objects import DaemonSet, PodSpec
+from driver_manager.sim.parking import DENY, GATE
 from driver_manager.sim.scenarios import NODE, Scenario, stock_world
 from tests.agent.stage import DRA_NAMESPACE, PLUGIN, claim_holder, small_world, with_dra
 
@@ -72,5 +74,37 @@ def exporters() -> Scenario:
     return scenario
 
 
-QUICK: list[Callable[[], Scenario]] = [dra, cordoned, guarded, nothing_loaded, claims, exporters]
-DEEP: list[Callable[[], Scenario]] = [*QUICK, plain, stock]
+def parked() -> Scenario:
+    """A DaemonSet that uses the driver and tolerates everything, opted in to parking, where the policy's gate keeps it off."""
+    scenario = small_world(gpu_pods=1, operands=1)
+    add_parkable(scenario)
+    return scenario
+
+
+def denied() -> Scenario:
+    """The same where the policy that refuses its pods keeps it off."""
+    scenario = small_world(gpu_pods=1, operands=1)
+    add_parkable(scenario, ways=DENY)
+    return scenario
+
+
+def add_parkable(scenario: Scenario, *, is_marked: bool = True, is_opted_in: bool = True, ways: str = GATE, **spec: Any) -> DaemonSet:
+    """An exporter on every node that nothing but an admission policy keeps off."""
+    world = scenario.world
+    world.server.parking.ways = set(ways.split())
+    if is_marked:
+        world.edit_node(NODE, annotations={names.PARKING: names.PARKING_ENFORCED})
+    fields = {"labels": {"app": "exporter"}, "annotations": {names.GPU_CLIENT: "true"}, "devices": ("/dev/nvidiactl",), **spec}
+    made = DaemonSet(
+        namespace="monitoring",
+        name="exporter",
+        uid=world.store.uid(),
+        spec=PodSpec(tolerations=(Toleration(operator="Exists"),), stop_seconds=0.5, **{"start_seconds": 0.2, **fields}),
+        labels={names.PARK: "true"} if is_opted_in else {},
+        is_on_delete=False,
+    )
+    return world.settle(made)
+
+
+QUICK: list[Callable[[], Scenario]] = [dra, cordoned, guarded, nothing_loaded, claims, exporters, parked]
+DEEP: list[Callable[[], Scenario]] = [*QUICK, denied, plain, stock]

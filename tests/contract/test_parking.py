@@ -40,6 +40,8 @@ async def test_a_parked_daemon_set(fleet_stage: FleetStage, way: str, tried: Tri
 
     async with following(fleet, Kind.PARKABLE_SETS) as sets, following(fleet, Kind.GATED_PODS) as gated:
         await sets.when(lambda now: (found := now.sets_by_ref.get(owner)) and not found.is_rolling and not found.missing, "the DaemonSet")
+        view = await fleet_stage.fleet.daemon_set(fleet_stage.namespace, "exporter")
+        assert (view.asks_to_be_parked, view.is_rolling, view.pod_labels["app"]) == (True, False, "exporter")
         await fleet.patch_node(NodePatch(name=node, labels={names.PARKED: "true"}, annotations={names.PARKED: f"x/y,{owner}"}))
         await until(lambda: is_tried(tried), "the policy to work")
         assert await fleet.try_pod(fleet_stage.namespace, owner, other) is Tried.LET_IN
@@ -50,6 +52,8 @@ async def test_a_parked_daemon_set(fleet_stage: FleetStage, way: str, tried: Tri
             assert (pod.node_name, pod.is_bound, pod.is_ready) == (node, False, False)
             assert pod.owner is not None
             assert f"{pod.namespace}/{pod.owner.name}" == owner
+            assert [(each.uid, each.owner_ref) for each in await fleet.gated_for(node)] == [(pod.uid, owner)]
+            assert await fleet.gated_for(other) == ()
         else:
             await sets.when(lambda now: now.sets_by_ref[owner].missing == 1, "a pod to be missing")
         await fleet.patch_node(NodePatch(name=node, labels={names.PARKED: None}, annotations={names.PARKED: None}))
@@ -57,6 +61,7 @@ async def test_a_parked_daemon_set(fleet_stage: FleetStage, way: str, tried: Tri
         if way == "gate":
             await fleet.evict(PodView(namespace=pod.namespace, name=pod.name, uid=pod.uid))
         await gated.when(lambda now: not now.pods, "nobody to be gated")
+        assert await fleet.gated_for(node) == ()
         await sets.when(lambda now: not now.sets_by_ref[owner].missing, "nobody to be missing")
         await pod_on(fleet_stage, node)
 

@@ -15,7 +15,7 @@ from driver_manager.controller.cleanup import Cleaned, Cleanup
 from driver_manager.controller.run import Replica
 from driver_manager.controller.settings import ControllerSettings
 from driver_manager.core.fleet import LeaseView
-from driver_manager.core.record import Record, apply_record, encode
+from driver_manager.core.record import Record, apply_record, encode, parked_by_agent
 from driver_manager.core.remains import OF_AN_UPGRADE
 from driver_manager.core.rollout_states import State
 from driver_manager.core.snapshot import Identity, Taint
@@ -94,6 +94,8 @@ def _leave_more(left: Left, name: str, rng: random.Random) -> None:
             labels={LABEL: "true"},
             is_cordoned=not node.unschedulable,
             taint=Taint(names.KEEP_OFF_TAINT, f"dm-{run}") if rng.random() < 0.7 else None,
+            parked=("monitoring/exporter",) if rng.random() < 0.3 else (),
+            let_in=("monitoring/exporter",) if rng.random() < 0.1 else (),
             pod=Identity() if is_by_hand else Identity(NAMESPACE, "gone", f"uid-gone-{name}"),
         )
         if is_by_hand and record.node_uid == node.uid and record.boot_id == node.boot_id:
@@ -137,7 +139,8 @@ def check_clean(left: Left, got: Cleaned, seed: int) -> None:
         said = " ".join(got.left.get(name, ()))
         where = f"seed {seed}: {name} ({said})"
         ours = {key for key in {**node.annotations, **node.labels} if key.startswith(OURS)}
-        assert not (ours - {names.RECORD, names.KEEP_CORDON}), f"{where}: {ours}"
+        kept = {names.PARKED} if name in left.by_hand and parked_by_agent(node.view()) else set()
+        assert not (ours - {names.RECORD, names.KEEP_CORDON} - kept), f"{where}: {ours}"
         assert names.RECORD not in node.annotations or (name in left.by_hand and "record of run" in said), where
         assert names.KEEP_CORDON not in ours or names.KEEP_CORDON in said, where
         assert names.UPGRADE_STATE not in node.labels, where
@@ -148,7 +151,7 @@ def check_clean(left: Left, got: Cleaned, seed: int) -> None:
         assert node.labels == {key: value for key, value in left.labels[name].items() if key != names.UPGRADE_STATE}, where
         assert node.unschedulable >= (name in left.cordoned), where
         assert not node.unschedulable or "cordon" in said, where
-    gated = [pod.name for pod in left.world.store.pods.values() if pod.gates]
+    gated = [pod.name for pod in left.world.store.pods.values() if pod.gates and pod.target not in left.by_hand]
     assert gated == [], f"seed {seed}: {gated}"
 
 

@@ -169,6 +169,8 @@ def policies(draw: st.DrawFn) -> PodPolicy:
         paused_last=frozenset(draw(st.lists(st.sampled_from(sorted(paused)), max_size=2))) if paused else frozenset(),
         operand_apps=draw(apps),
         keep_off=draw(st.none() | st.just(Taint(names.GPU_TAINT, "dm-run"))),
+        parkable=draw(st.none() | st.frozensets(st.sampled_from(["default/a", "kube-system/a"]))),
+        not_parkable=draw(st.dictionaries(st.just("default/b"), st.just("cannot be parked"), max_size=1)),
         is_policy_owned=draw(st.booleans()),
     )
 
@@ -184,4 +186,6 @@ records = st.builds(
     labels=st.dictionaries(text, label_values, max_size=5),
     is_cordoned=st.booleans(),
     taint=st.none() | st.builds(Taint, text, text, text),
+    parked=st.sampled_from([(), ("mon/exporter",), ("mon/exporter", "a/b.c")]),
+    let_in=st.sampled_from([(), ("mon/exporter",)]),
 )

@@ -13,6 +13,7 @@ from driver_manager import names
 from driver_manager.core.cleanup import clean, unpark
 from driver_manager.core.fleet import FleetSet
 from driver_manager.core.healing import Patient, Why, driver_sets, put_back, treat
+from driver_manager.core.hold import parked_on
 from driver_manager.core.record import Record, apply_record, decode, encode, find_record
 from driver_manager.core.remains import OF_AN_UPGRADE, OURS, applied, is_nothing, remains_of
 from driver_manager.core.rollout_record import Progress
@@ -206,6 +207,19 @@ def test_a_cleaned_node_is_clean(node: NodeView, record: Record, state: State, i
     assert (names.RECORD in after.annotations) is is_by_hand
     assert names.RECORD not in after.annotations or any("restore" in each for each in again.left)
     assert not after.unschedulable or any("cordon" in each or record.run in each for each in again.left)
+
+
+def test_a_run_by_hand_keeps_its_park() -> None:
+    """A run that may live keeps off what it has parked, and nobody else is kept off any more; the mark for agents goes."""
+    record = Record(run="r", node_uid=CLEAN.uid, boot_id=CLEAN.boot_id, started="t", parked=("mon/a",))
+    annotations = {names.PARKED: "mon/a,mon/b", names.RECORD: encode(record), names.PARKING: names.PARKING_ENFORCED}
+    node = replace(CLEAN, labels={**CLEAN.labels, names.PARKED: "true"}, annotations=annotations)
+    after = applied(node, unpark(node).change)
+    assert parked_on(after) == {"mon/a"}
+    assert names.PARKING not in after.annotations
+    assert unpark(after).is_nothing
+    dead = replace(node, annotations={**annotations, names.RECORD: encode(replace(record, pod=Identity("a", "b", "c")))})
+    assert parked_on(applied(dead, unpark(dead).change)) == frozenset()
 
 
 def test_which_sets_matter() -> None:

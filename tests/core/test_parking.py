@@ -3,30 +3,40 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from driver_manager import names
 from driver_manager.core.fleet import FleetPod, FleetSet
-from driver_manager.core.hold import OUR_TAINT_VALUE, Hold, parked_on, paused_by_rollout, read_owners
+from driver_manager.core.hold import MAX_PARKED, OUR_TAINT_VALUE, Hold, parked_on, paused_by_rollout, read_owners
 from driver_manager.core.labels import labels_to_pause
 from driver_manager.core.optin import asker, name_problem, opt_in_problem
 from driver_manager.core.parking import (
     MOST_PARKED_NODES,
+    agents_means,
     held_up,
+    is_left_over,
     is_parked_for,
     means_for,
     put_on,
     strangers_on,
     taken_off,
 )
-from driver_manager.core.rollout_record import MAX_PARKED, Progress, decode, encode
-from driver_manager.core.snapshot import NodeView, Owner, Taint, Toleration
+from driver_manager.core.record import Record, apply_record, find_record, leftovers, undo_record
+from driver_manager.core.record import encode as encode_record
+from driver_manager.core.remains import applied
+from driver_manager.core.rollout_record import Progress, decode, encode
+from driver_manager.core.situation import NodeChange
+from driver_manager.core.snapshot import DaemonSetView, NodeView, Owner, Taint, Toleration
 
 OWN = "driver-manager"
 GPU = Toleration(key="nvidia.com/gpu", operator="Exists")
 BARE = NodeView(name="n", uid="uid-n", resource_version="1", labels={names.DEPLOY_CLIENT: "true"}, taints=(Taint("rack", "7"),))
 EXPORTER = FleetSet(namespace="mon", name="exporter", uid="u", tolerations=(Toleration(operator="Exists"),))
+ASKING = DaemonSetView(namespace="mon", name="exporter", uid="u", asks_to_be_parked=True)
 DRIVER = FleetSet(namespace="gpu-operator", name="driver", uid="d", pod_labels={"app": names.DRIVER_APP}, tolerations=(GPU,))
 
 
@@ -144,26 +154,108 @@ def test_which_taint(sets: list[FleetSet], taints: tuple[Taint, ...], key: str) 
     assert (means.taint.key if means.taint else "") == key
 
 
+@pytest.mark.parametrize(
+    ("changes", "annotations", "said"),
+    [
+        ({}, {names.PARKING: names.PARKING_ENFORCED}, ""),
+        ({}, {}, f"the node has no annotation {names.PARKING}"),
+        ({}, {names.PARKING: "true"}, f"the node has no annotation {names.PARKING}"),
+        ({"namespace": "kube-system"}, {names.PARKING: names.PARKING_ENFORCED}, "the cluster itself"),
+        ({"pod_labels": {"app": names.DRIVER_APP}}, {names.PARKING: names.PARKING_ENFORCED}, "the driver's own"),
+        (None, {names.PARKING: names.PARKING_ENFORCED}, "may not get it"),
+    ],
+)
+def test_what_the_agent_may_park(changes: dict[str, Any] | None, annotations: dict[str, str], said: str) -> None:
+    """Decision 19: only with the controller's mark, and what asks for it; what is parked there already, by either, goes on."""
+    asked = None if changes is None else replace(ASKING, **changes)
+    ref = asked.ref if asked is not None else ASKING.ref
+    node = replace(BARE, annotations=annotations)
+    means = agents_means(node, {ref: asked})
+    assert means.parkable == (set() if said else {ref})
+    assert said in means.not_now.get(ref, "")
+    assert bool(said) == bool(means.not_now)
+    record = Record(run="r", node_uid=node.uid, boot_id="b", started="t", parked=(ref,))
+    by_agent = replace(node, annotations={**annotations, names.RECORD: encode_record(record)})
+    by_controller = parked(replace(node, annotations={**annotations, names.ROLLOUT: encode(Progress(node="uid-n", parked=[ref]))}), ref)
+    for held in (by_agent, by_controller):
+        assert agents_means(held, {ref: asked}).parkable == {ref}
+
+
+def test_who_has_not_asked_is_neither() -> None:
+    """Without the label nothing is said but what the verdict says of itself; a rolling update is waited for (decision 45)."""
+    node = replace(BARE, annotations={names.PARKING: names.PARKING_ENFORCED})
+    silent = agents_means(node, {ASKING.ref: replace(ASKING, asks_to_be_parked=False)})
+    assert (silent.parkable, dict(silent.not_now)) == (frozenset(), {})
+    rolling = agents_means(node, {ASKING.ref: replace(ASKING, is_rolling=True)})
+    assert rolling.parkable == rolling.rolling == {ASKING.ref}
+
+
+def test_the_agent_parks_so_many() -> None:
+    """What a record has no room for is refused by name."""
+    node = replace(BARE, annotations={names.PARKING: names.PARKING_ENFORCED})
+    asked = [replace(ASKING, name=f"e{number:02}") for number in range(MAX_PARKED + 2)]
+    means = agents_means(node, {each.ref: each for each in asked})
+    assert len(means.parkable) == MAX_PARKED
+    assert list(means.not_now) == [each.ref for each in asked[MAX_PARKED:]]
+
+
+OWNERS = st.frozensets(st.sampled_from(["mon/a", "mon/b", "mon/c"]))
+TURNS = st.lists(st.tuples(st.sampled_from(["agent", "controller"]), OWNERS), max_size=8)
+
+
+@given(TURNS)
+def test_each_takes_back_only_its_own(turns: list[tuple[str, frozenset[str]]]) -> None:
+    """Decision 32: in any order of parks and un-parks by two programs, parked is the union of both records, and all ends as it began."""
+    node, ours, theirs = BARE, frozenset[str](), frozenset[str]()
+    for who, owners in [*turns, ("agent", frozenset()), ("controller", frozenset())]:
+        if who == "agent" and owners:
+            record = Record(run="r", node_uid=node.uid, boot_id="b", started="t", parked=tuple(sorted(owners | ours)))
+            node, ours = applied(node, apply_record(record, node)), owners | ours
+        elif who == "agent" and ours:
+            found = find_record(node).record
+            assert found is not None
+            node, ours = applied(node, undo_record(found, node).change), frozenset()
+            assert not leftovers(found, node)
+        elif owners:
+            change, fields = put_on(node, Progress(node=node.uid, parked=sorted(theirs)), Hold(owners))
+            node, theirs = recorded(change, node, fields), theirs | owners
+            assert not Hold(owners).missing_on(node)
+        elif who == "controller":
+            change = taken_off(node, Progress(node=node.uid, parked=sorted(theirs)))
+            node, theirs = change.and_then(NodeChange(annotations={names.ROLLOUT: None})).on(node), frozenset()
+        assert parked_on(node) == ours | theirs
+        assert not strangers_on(node, Progress(node=node.uid, parked=sorted(theirs)))
+        assert is_left_over(node, Progress(node=node.uid, parked=sorted(theirs))) is False
+    assert node == BARE
+
+
 def parked(node: NodeView, owners: str = "mon/exporter") -> NodeView:
     """A node that is parked for these."""
     return replace(node, labels={**node.labels, names.PARKED: "true"}, annotations={**node.annotations, names.PARKED: owners})
+
+
+def recorded(change: NodeChange, node: NodeView, fields: dict[str, Any]) -> NodeView:
+    """A node with a change of the controller's, its record among it."""
+    record = encode(Progress(node=node.uid, **fields))
+    return change.and_then(NodeChange(annotations={names.ROLLOUT: record})).on(node)
 
 
 def test_on_and_off_again() -> None:
     """What is put on a node is recorded with what was there, a second hold adds to it, and all of it comes off as it was."""
     hold = Hold(frozenset({"mon/exporter"}), {names.DEPLOY_CLIENT: "true"}, Taint("nvidia.com/gpu", OUR_TAINT_VALUE))
     change, fields = put_on(BARE, None, hold)
-    held, record = change.on(BARE), Progress(node="uid-n", **fields)
+    held, record = recorded(change, BARE, fields), Progress(node="uid-n", **fields)
     assert not hold.missing_on(held)
     assert hold.missing_on(BARE) == hold
     assert parked_on(held) == {"mon/exporter"}
     assert held.labels[names.DEPLOY_CLIENT] == names.PAUSED
     change, fields = put_on(held, record, Hold(frozenset({"mon/other"}), {names.DEPLOY_CLIENT: "true"}, hold.taint))
-    both, record = change.on(held), Progress(node="uid-n", **fields)
+    both, record = recorded(change, held, fields), Progress(node="uid-n", **fields)
     assert decode(encode(record)) == record
     assert parked_on(both) == {"mon/exporter", "mon/other"}
     assert both.taints == held.taints
-    assert taken_off(both, record).on(both) == BARE
+    opened = taken_off(both, record).and_then(NodeChange(annotations={names.ROLLOUT: None}))
+    assert opened.on(both) == BARE
 
 
 def test_what_others_changed_meanwhile_stays() -> None:
@@ -206,7 +298,7 @@ def test_a_record_names_so_many() -> None:
     owners = frozenset(f"mon/e{number:02}" for number in range(MAX_PARKED + 1))
     change, fields = put_on(BARE, None, Hold(owners))
     assert len(fields["parked"]) == MAX_PARKED
-    assert len(Hold(owners).missing_on(change.on(BARE)).parked) == 1
+    assert len(Hold(owners).missing_on(recorded(change, BARE, fields)).parked) == 1
 
 
 def test_the_agent_leaves_what_the_controller_paused() -> None:

@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 from driver_manager import names
 from driver_manager.config import Settings
 from driver_manager.core.modules import DRIVER_MODULES, NOUVEAU
+from driver_manager.core.parking import Means
 from driver_manager.core.plan import (
     AwaitForeignPause,
     AwaitPolicyOwner,
     AwaitReleased,
+    AwaitRollingUpdate,
     BeginUnload,
     FreePods,
     LookAgain,
@@ -47,6 +49,7 @@ from driver_manager.core.snapshot import (
     Owner,
     PciDevice,
     PodView,
+    Toleration,
     Unloading,
 )
 from driver_manager.errors import Exit
@@ -65,6 +68,41 @@ GPU = PodView(namespace="default", name="p", uid="u", owner=Owner("ReplicaSet", 
 BARE = replace(GPU, name="bare", uid="b", owner=None)
 SEEN = Snapshot(node=NODE, host=HOST, pods=(GPU,), run="run", started="t")
 WRITES = (PauseNode, PauseLast, BeginUnload, MarkHostDriver)
+
+
+EXPORTER = PodView(
+    namespace="mon", name="exporter-x", uid="e", owner=Owner("DaemonSet", "exporter"), annotations={names.GPU_CLIENT: "true"},
+    tolerations=(Toleration(operator="Exists"),),
+)  # fmt: skip
+PARKING = replace(SEEN, pods=(GPU, EXPORTER), means=Means(parkable=frozenset({"mon/exporter"})))
+
+
+def test_a_parked_daemon_set_is_part_of_the_pause() -> None:
+    """Decision 19: it is in the record of the pause patch, its pod is asked for and evicted with the others, and a round frees it too."""
+    plan = planned(PARKING)
+    pause = next(step for step in plan.steps if isinstance(step, PauseNode))
+    assert pause.record.parked == ("mon/exporter",)
+    assert "park mon/exporter" in describe(pause)
+    assert [step.pods for step in plan.steps if isinstance(step, TryEvictions)] == [(GPU, EXPORTER)]
+    assert next(step for step in plan.steps if isinstance(step, FreePods)).evict == (GPU, EXPORTER)
+    assert plan_document(plan)["evictions"] == 2
+    assert plan_round(PARKING, Settings(), pause.record).evict == (GPU, EXPORTER)
+    assert [each.pod for each in plan_round(PARKING, Settings(), replace(pause.record, parked=())).refused] == [EXPORTER]
+
+
+def test_a_rolling_update_comes_first() -> None:
+    """Decision 45: it is waited for before anything is written."""
+    plan = planned(replace(PARKING, means=replace(PARKING.means, rolling=frozenset({"mon/exporter", "mon/other"}))))
+    assert (plan.path, plan.steps) == (Path.WAIT, (AwaitRollingUpdate(("mon/exporter",)),))
+    assert "mon/exporter" in describe(plan.steps[0])
+
+
+def test_a_plugin_that_is_parked_goes_last() -> None:
+    """Decision 46: a DRA plugin goes after the pods that it serves, whatever keeps it off."""
+    plugin = replace(EXPORTER, host_paths=("/var/lib/kubelet/plugins",), container_names=frozenset({"gpus", "compute-domains"}))
+    plan = planned(replace(PARKING, pods=(GPU, plugin)))
+    assert next(step for step in plan.steps if isinstance(step, FreePods)).evict == (GPU,)
+    assert next(step for step in plan.steps if isinstance(step, PauseLast)).evict == (plugin,)
 
 
 def planned(seen: Snapshot = SEEN, **given_settings: Any) -> Plan:

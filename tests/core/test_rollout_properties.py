@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from driver_manager import names
-from driver_manager.core.hold import OUR_TAINT_VALUE, Hold
+from driver_manager.core.hold import MAX_PARKED, OUR_TAINT_VALUE, Hold
 from driver_manager.core.parking import is_held
 from driver_manager.core.rollout import MAX_PASSED, decide
-from driver_manager.core.rollout_record import MAX_BYTES, MAX_PARKED, Failure, Progress, decode, encode
+from driver_manager.core.rollout_record import MAX_BYTES, Failure, Progress, decode, encode
 from driver_manager.core.rollout_states import TRANSITIONS, Because, State, state_of
 from driver_manager.core.rollout_steps import NVIDIAS, remembered
 from driver_manager.core.situation import Decision, Freeing, RolloutSettings, Situation, Turn

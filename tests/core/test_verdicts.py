@@ -127,6 +127,11 @@ def test_a_pod_of_a_daemon_set_is_kept_off_or_refused(fields: dict[str, Any], ev
     assert what(refused) == (Action.REFUSE, Reason.DAEMON_SET)
     assert "DaemonSet default/exporter" in refused.sentence
     assert names.DEPLOY_CLIENT in refused.setting
+    parkable = replace(chosen, keep_off=None, parkable=frozenset({"default/exporter"}))
+    assert what(verdict(pod, parkable)) == (Action.PARK, Reason.DAEMON_SET)
+    why_not = verdict(pod, replace(chosen, keep_off=None, not_parkable={"default/exporter": "cannot be parked: no policy"}))
+    assert what(why_not) == (Action.REFUSE, Reason.DAEMON_SET)
+    assert "DaemonSet default/exporter cannot be parked: no policy" in why_not.sentence
 
 
 @pytest.mark.parametrize(

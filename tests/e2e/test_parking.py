@@ -21,6 +21,7 @@ from tests.kube.space import daemon_set, is_marked, is_ready, node_of
 pytestmark = pytest.mark.kube
 DONE = "upgrade-done"
 PARK, PARKED = "nvidia.com/gpu-driver-manager.park", "nvidia.com/gpu-driver-manager.parked"
+MARK = "nvidia.com/gpu-driver-manager.parking"
 GATE, DENY = "MutatingAdmissionPolicy", "ValidatingAdmissionPolicy"
 WAYS = {"gate": DENY, "deny": GATE, "both": ""}
 """What is shipped and left out."""
@@ -88,6 +89,13 @@ def shipped(fleet: GpuFleet, way: str) -> Applied:
     return Applied(fleet.cp, PARKING, left_out)
 
 
+def marked(fleet: GpuFleet) -> list[str]:
+    """The nodes on which the agent may park by itself, and on which nobody is parked."""
+    metas = {name: node["metadata"] for name, node in fleet.nodes().items()}
+    fine = {name for name, meta in metas.items() if meta["annotations"].get(MARK) == "enforced" and PARKED not in meta["labels"]}
+    return sorted(fine)
+
+
 def assert_off_while_in_work(nodes: Recorder, pods: Recorder, names: Sequence[str]) -> None:
     """On no node does a pod of it become ready between the cordon and the opening, and none runs once the driver goes."""
     events: list[Event] = sorted([*nodes.events, *pods.events], key=lambda event: int(event.object["metadata"]["resourceVersion"]))
@@ -117,6 +125,7 @@ def test_parked_from_the_cordon_to_the_opening(exporter: Exporter, way: str) -> 
     with shipped(fleet, way):
         fleet.start()
         fleet.wait_states(DONE)
+        fleet.cp.wait_for(lambda: marked(fleet) == fleet.names, "the policies to be proven, and every node marked", 20)
         before, uids = fleet.surface(), {node_of(pod): pod["metadata"]["uid"] for pod in exporter.pods()}
         generation, mark = fleet.cp.get(exporter.path)["metadata"]["generation"], fleet.cp.audit_mark()
         with watched(fleet) as story, fleet.cp.record(exporter.pods_path, "") as pods:
@@ -173,6 +182,7 @@ def test_nothing_is_begun_without_a_policy(exporter: Exporter) -> None:
     assert all("kubectl apply -f deploy/parking" in said and f"{exporter.namespace}/exporter" in said for said in says())
     assert not fleet.evicted(mark)
     assert not any(node["spec"].get("unschedulable") for node in fleet.nodes().values())
+    assert marked(fleet) == []
 
 
 def test_parked_by_its_template(exporter: Exporter) -> None:

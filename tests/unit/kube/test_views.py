@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given
 
+from driver_manager import names
 from driver_manager.core.snapshot import Identity, Owner, PodView, Rule, Taint, Toleration
 from driver_manager.kube import views
 from tests.unit.kube import server
@@ -141,6 +142,38 @@ def test_a_daemon_set_is_its_template() -> None:
     item = {"metadata": {"namespace": "ns", "name": "d", "uid": "u"}, "spec": {"template": template}}
     seen = views.daemon_set_view(raw(item))
     assert (seen.namespace, seen.name, seen.node_selector, seen.tolerations) == ("ns", "d", {"a": "b"}, (Toleration(operator="Exists"),))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "status", "is_rolling"),
+    [
+        ("RollingUpdate", {"observedGeneration": 2, "currentNumberScheduled": 3, "updatedNumberScheduled": 3}, False),
+        ("RollingUpdate", {"observedGeneration": 2, "currentNumberScheduled": 3, "updatedNumberScheduled": 2}, True),
+        ("RollingUpdate", {"observedGeneration": 1, "currentNumberScheduled": 3, "updatedNumberScheduled": 3}, True),
+        ("RollingUpdate", {"observedGeneration": 2}, False),
+        ("OnDelete", {"observedGeneration": 1, "currentNumberScheduled": 3}, False),
+    ],
+)
+def test_a_daemon_set_that_asks_to_be_parked(strategy: str, status: dict[str, int], is_rolling: bool) -> None:
+    """Its label, the labels of its pods, and whether an update of it is under way: numbers that are 0 are left out."""
+    meta = {"namespace": "ns", "name": "d", "uid": "u", "generation": 2, "labels": {names.PARK: "true"}}
+    spec = {"template": {"metadata": {"labels": {"app": "x"}}, "spec": {}}, "updateStrategy": {"type": strategy}}
+    seen = views.daemon_set_view(raw({"metadata": meta, "spec": spec, "status": status}))
+    assert (seen.ref, seen.asks_to_be_parked, seen.pod_labels, seen.is_rolling) == ("ns/d", True, {"app": "x"}, is_rolling)
+
+
+@pytest.mark.parametrize(
+    ("gates", "key", "node_name"),
+    [([names.PARKED], "metadata.name", "n1"), (["other"], "metadata.name", ""), ([], "metadata.name", ""), ([names.PARKED], "x", "")],
+)
+def test_a_gated_pod_and_its_node(gates: list[str], key: str, node_name: str) -> None:
+    """The node that a pod is made for stands in its affinity, and only our own gate counts."""
+    term = {"matchFields": [{"key": key, "operator": "In", "values": ["n1"]}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}}
+    owner = {"kind": "DaemonSet", "name": "d", "uid": "v", "controller": True}
+    meta = {"namespace": "ns", "name": "d-x", "uid": "u", "ownerReferences": [owner]}
+    seen = views.GATED.one(raw({"metadata": meta, "spec": {"affinity": affinity, "schedulingGates": [{"name": gate} for gate in gates]}}))
+    assert (seen.node_name, seen.pod.ref, seen.pod.owner_ref) == (node_name, "ns/d-x", "ns/d")
 
 
 def token(claims: Any) -> str:
