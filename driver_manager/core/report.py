@@ -12,6 +12,10 @@ from driver_manager.core.snapshot import Holder, HolderScan, PodView
 
 MAX_STATUS_BYTES: Final = 2 * 1024
 MAX_BLOCKERS: Final = 5
+EVICTING: Final = "evicting"
+"""Why a run waits while pods that it evicts are on their way."""
+BLOCKED: Final = "blocked-by-budget"
+"""Why a run waits while somebody does not let a pod go."""
 _MAX_SENTENCE: Final = 500
 _MAX_PART: Final = 120
 
