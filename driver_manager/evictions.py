@@ -8,7 +8,7 @@ from typing import Final, Protocol
 from driver_manager.config import limit_words
 from driver_manager.core.consumers import virtual_machine
 from driver_manager.core.plan import counted
-from driver_manager.core.report import Blocker, Waiting
+from driver_manager.core.report import BLOCKED, EVICTING, Blocker, Waiting
 from driver_manager.core.snapshot import ChangeKind, PodList, PodView
 from driver_manager.errors import (
     ClusterError,
@@ -27,8 +27,6 @@ from driver_manager.together import each_of
 
 EVACUATION: Final = "evacuation"
 """What KubeVirt's answer speaks of when it moves the machine away: it refuses the eviction then, and the pod goes when that is done."""
-BLOCKED: Final = "blocked-by-budget"
-"""Why a run waits while somebody does not let a pod go."""
 FIRST_RETRY: Final = 2.0
 """Seconds at least between two tries for one pod: a budget is not asked more often (decision 13)."""
 LONGEST_RETRY: Final = 10.0
@@ -300,7 +298,7 @@ class Evictor:
             blockers = tuple(Blocker("pod", pod.ref, _blocked_words(self.blocked[pod.uid]), pod.uid) for pod in stuck)
             return Waiting(BLOCKED, f"waiting until {counted(stuck)} may be evicted ({limit})", blockers)
         blockers = tuple(Blocker("pod", pod.ref, "is ending" if pod.is_terminating else "is to be evicted", pod.uid) for pod in pods)
-        return Waiting("evicting", f"waiting for {counted(pods)} to be gone ({limit})", blockers)
+        return Waiting(EVICTING, f"waiting for {counted(pods)} to be gone ({limit})", blockers)
 
 
 def _blocked_words(error: EvictionBlocked) -> str:

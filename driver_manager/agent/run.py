@@ -16,7 +16,7 @@ from driver_manager.config import Settings
 from driver_manager.core.plan import BeginUnload, Path, Plan, RestoreNode, Step, UnmarkHostDriver
 from driver_manager.core.planner import unload_steps
 from driver_manager.core.record import find_record
-from driver_manager.core.report import Blocker, Waiting, status_text
+from driver_manager.core.report import Blocker, Waiting, refused_blockers, status_text
 from driver_manager.core.seen import Snapshot
 from driver_manager.errors import (
     ClusterError,
@@ -73,6 +73,8 @@ class Agent:
         self.executor: Executor | None = None
         self._grace = DEFAULT_GRACE
         self._on_failure: tuple[Step, ...] = (RestoreNode(),)
+        self._refused: tuple[Blocker, ...] = ()
+        """Pods that this run may not move."""
         self._stopped_at: float | None = None
         """When a signal came."""
         self._lost: DriverManagerError | None = None
@@ -190,6 +192,7 @@ class Agent:
             self.executor = self._executor(seen)
             self._on_failure = plan.on_failure
             if plan.path is Path.REFUSED:
+                self._refused = refused_blockers(plan)
                 raise _refusal(plan)
             await self.observer.check_permissions(seen, plan)
             try:
@@ -311,8 +314,8 @@ class Agent:
 
     def _blockers(self) -> tuple[Blocker, ...]:
         executor = self.executor
-        if executor is None:
-            return ()
+        if executor is None or self._refused:
+            return self._refused
         pods = [executor.tracker.present[uid] for uid in executor.evictor.blocked if uid in executor.tracker.present]
         return executor.evictor.waiting(pods).blockers if pods else ()
 

@@ -12,13 +12,14 @@ from driver_manager.core.disruption import Order, in_order, never_evicted
 from driver_manager.core.fleet import BudgetView
 from driver_manager.core.freeing import ToFree, Users, pods_to_drain, pods_to_free
 from driver_manager.core.parking import Means
+from driver_manager.core.report import BLOCKED
 from driver_manager.core.rollout_record import Progress
 from driver_manager.core.rollout_states import State
 from driver_manager.core.situation import Freeing, Situation, Work
 from driver_manager.core.snapshot import NodeView, PodView
 from driver_manager.core.upgrade_policy import UpgradePolicy
 from driver_manager.errors import ClusterError, DeadlineExceeded, Forbidden, Refused, Unreachable
-from driver_manager.evictions import BLOCKED, Evictor, PodTracker, wait_until_gone
+from driver_manager.evictions import Evictor, PodTracker, wait_until_gone
 from driver_manager.ports import Clock, Cluster
 
 logger = logging.getLogger(__name__)

@@ -10,13 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from driver_manager.core.report import MAX_BLOCKERS, MAX_STATUS_BYTES
+from driver_manager.core.report import BLOCKED, EVICTING, MAX_BLOCKERS, MAX_STATUS_BYTES
 from driver_manager.core.rollout_states import State
 from driver_manager.core.situation import Situation, Stay, Work
 from driver_manager.names import STATUS
 
 OF_PODS: Final = frozenset({"pod", "process"})
 """Kinds of blockers whose uid is a pod's."""
+ITS_OWN: Final = frozenset({EVICTING, BLOCKED})
+"""Reasons of waits for pods that the agent evicts itself: by two, a pod would be evicted twice, and its budget asked twice as often."""
 LONGEST_UID: Final = 64
 LONGEST_WORDS: Final = 200
 
@@ -27,9 +29,9 @@ class AgentReport:
 
     message: str = ""
     pods: Mapping[str, str] = field(default_factory=dict)
-    """Pod uid -> why it stands in the way, in the agent's words."""
+    """Pod uid -> why it stands in the way, in the agent's words; without those that the agent evicts itself."""
     others: tuple[str, ...] = ()
-    """What else does, for people: processes of no pod, modules, labels."""
+    """What else does, for people: processes of no pod, modules, labels, pods that go."""
     problem: str = ""
     """What is wrong with it, where it cannot be read."""
 
@@ -50,9 +52,10 @@ def read_report(text: str | None) -> AgentReport:
     entries = [each for each in listed if isinstance(each, dict)][:MAX_BLOCKERS] if isinstance(listed, list) else []
     pods: dict[str, str] = {}
     others: list[str] = []
+    are_its_own = _words(raw.get("reason")) in ITS_OWN
     for entry in entries:
         kind, name, why, uid = (_words(entry.get(key)) for key in ("kind", "name", "why", "uid"))
-        if kind in OF_PODS and 0 < len(uid) <= LONGEST_UID:
+        if kind in OF_PODS and 0 < len(uid) <= LONGEST_UID and not are_its_own:
             pods[uid] = f"{kind} {name} ({why})"
         else:
             others.append(f"{kind} {name} ({why})")

@@ -5,13 +5,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from driver_manager.core.consumers import Verdict
+from driver_manager.core.consumers import Action, Verdict
 from driver_manager.core.plan import Plan, describe
 from driver_manager.core.services import HostUse
 from driver_manager.core.snapshot import Holder, HolderScan, PodView
 
 MAX_STATUS_BYTES: Final = 2 * 1024
 MAX_BLOCKERS: Final = 5
+EVICTING: Final = "evicting"
+"""Why a run waits while pods that it evicts are on their way."""
+BLOCKED: Final = "blocked-by-budget"
+"""Why a run waits while somebody does not let a pod go."""
 _MAX_SENTENCE: Final = 500
 _MAX_PART: Final = 120
 
@@ -55,6 +59,11 @@ class Waiting:
 def pod_blockers(pods: Iterable[PodView], why: str) -> tuple[Blocker, ...]:
     """Pods as blockers, all for one reason."""
     return tuple(Blocker("pod", pod.ref, why, pod.uid) for pod in pods)
+
+
+def refused_blockers(plan: Plan) -> tuple[Blocker, ...]:
+    """The pods that a plan refuses to move, each with why: somebody else may be allowed to (decision 35)."""
+    return tuple(Blocker("pod", each.pod.ref, each.sentence, each.pod.uid) for each in plan.verdicts if each.action is Action.REFUSE)
 
 
 def holder_blockers(scan: HolderScan, used: Sequence[str], names: dict[str, str]) -> tuple[Blocker, ...]:

@@ -423,16 +423,20 @@ def _pod_restart(situation: Situation) -> Step:
 
 
 def _restart(situation: Situation, outdated: FleetPod) -> Step:
-    """The old driver pod goes, as soon as it is known that another one takes its place."""
+    """The old driver pod goes, as soon as it is known that another one takes its place, and somebody is there to end it and begin that."""
     if situation.daemon_set is None:
         stay = wait(situation, Because.NO_DRIVER, f"no driver DaemonSet would replace the driver pod {outdated.ref}")
     elif not situation.wanted:
         stay = wait(situation, Because.NO_REVISION, _UNKNOWN_TEMPLATE)
+    elif not situation.node.is_ready:
+        stay = wait(situation, Because.NODE_NOT_READY, f"waits for the node to be Ready before the driver pod {outdated.ref} is deleted")
     else:
         stay = wait(situation, Because.DRIVER_OUTDATED, f"the driver pod {outdated.ref} is deleted", Work.RESTART_DRIVER)
         stay = replace(stay, pod=outdated)
     if not is_late(situation):
         return stay
+    if stay.because is Because.NODE_NOT_READY:  # what its pods say of themselves is what they said last
+        return try_again(situation, Because.NODE_NOT_READY, f"{stay.sentence}, and its time is over")
     if outdated.is_ready:  # nothing is lost yet
         return try_again(situation, Because.DRIVER_TIMED_OUT, f"{stay.sentence}, and its time is over")
     return fail(situation, Because.DRIVER_TIMED_OUT, f"{stay.sentence}, and its time is over")

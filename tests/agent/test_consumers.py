@@ -220,6 +220,7 @@ def test_hidden_consumers(word: str, code: int) -> None:
         assert (pod.ref in stage.evicted) is (word == "evict")
         assert word == "evict" or pod.ref in run.sentence
         assert word != "refuse" or stage.node_writes() == []
+        assert word != "refuse" or [each["uid"] for each in stage.status["blockers"]] == [pod.uid], "the controller may be allowed to"
         await stage.assert_put_back()
 
     play(story)

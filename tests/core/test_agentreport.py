@@ -52,6 +52,14 @@ def test_what_the_agent_writes_is_read_back() -> None:
     assert not report.problem
 
 
+@pytest.mark.parametrize("reason", ["evicting", "blocked-by-budget"])
+def test_whom_the_agent_evicts_itself_is_left_to_it(reason: str) -> None:
+    """Such a pod is shown and not evicted by the controller too (nothing is done twice)."""
+    waiting = Waiting(reason, "waiting for 1 pod to be gone", (Blocker("pod", "default/a", "is to be evicted", "uid-a"),))
+    report = read_report(status_text(phase="freeing", run="r", since="s", waiting=waiting))
+    assert (report.pods, report.others) == ({}, ("pod default/a (is to be evicted)",))
+
+
 def test_a_wait_for_the_driver_says_what_its_agent_waits_for() -> None:
     """All of it in the sentence; the pods that it names are seen to."""
     stay = with_report(situation(SAID), STAY)
@@ -90,7 +98,7 @@ PLAIN = st.none() | st.booleans() | st.integers() | st.text()
 @given(st.recursive(PLAIN, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
 def test_whatever_is_in_it_is_bounded(raw: Any) -> None:
     """No value of it breaks the reader, or is longer than a few lines."""
-    report = read_report(json.dumps({"blockers": raw, "message": raw}))
+    report = read_report(json.dumps({"blockers": raw, "message": raw, "reason": raw}))
     assert len(report.pods) + len(report.others) <= 5
     assert all(len(each) < 1000 for each in (*report.pods.values(), *report.others))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -217,6 +218,18 @@ def test_a_node_taken_over_again_has_its_time_anew() -> None:
 def test_a_controller_that_was_away_fails_no_node_whose_driver_runs() -> None:
     """The time to delete the old driver pod went by without a controller: the node is opened and waits for its turn again."""
     world = World(in_work(State.POD_RESTART, {"deadline": NOW - 1}))
+    world.act()
+    assert (world.state, world.node.unschedulable) == (State.REQUIRED, False)
+
+
+@pytest.mark.parametrize("is_ready", [True, False])
+def test_no_driver_of_a_node_that_fell_silent_is_deleted(is_ready: bool) -> None:
+    """Decision 39: nobody would end it. The node waits to be Ready, and in the end is opened, whatever its pod said last."""
+    about = replace(in_work(State.POD_RESTART), is_ready=False)
+    decision = decide(situation(about, drivers=(driver(OLD, is_ready=is_ready),)))
+    assert decision.rest is not None
+    assert (decision.rest.because, decision.rest.work) == (Because.NODE_NOT_READY, Work.NOTHING)
+    world = World(replace(in_work(State.POD_RESTART, {"deadline": NOW - 1}), is_ready=False), drivers=(driver(OLD, is_ready=is_ready),))
     world.act()
     assert (world.state, world.node.unschedulable) == (State.REQUIRED, False)
 

@@ -111,14 +111,22 @@ class GpuFleet:
     ) -> None:
         """A Deployment of GPU pods, on one node or on any; waits until all are Ready."""
         container = {"name": "main", "image": "train:1", "resources": {"limits": {GPU: str(gpus)}}}
+        spec = {"terminationGracePeriodSeconds": grace, "containers": [container]}
+        self.add_deployment(name, replicas, node=node, labels={"job": "train", **(labels or {})}, spec=spec)
+
+    def add_deployment(
+        self, name: str, replicas: int = 1, *, node: str = "", labels: Mapping[str, str] | None = None, spec: Object | None = None
+    ) -> None:
+        """A Deployment of pods, on one node or on any, that ask for no GPU unless `spec` does; waits until all are Ready."""
         where = {"kubernetes.io/hostname": node} if node else {"fleet": self.namespace}
-        spec = {"terminationGracePeriodSeconds": grace, "nodeSelector": where, "containers": [container]}
-        meta = {"labels": {"app": name, "job": "train", **(labels or {})}, "annotations": {f"{SIM}stop-after": self.lives.stop_after}}
+        container = {"name": "main", "image": "none"}
+        wanted = {"terminationGracePeriodSeconds": 1, "nodeSelector": where, "containers": [container], **(spec or {})}
+        meta = {"labels": {"app": name, **(labels or {})}, "annotations": {f"{SIM}stop-after": self.lives.stop_after}}
         body = {
             "apiVersion": "apps/v1",
             "kind": "Deployment",
             "metadata": {"name": name},
-            "spec": {"replicas": replicas, "selector": {"matchLabels": {"app": name}}, "template": {"metadata": meta, "spec": spec}},
+            "spec": {"replicas": replicas, "selector": {"matchLabels": {"app": name}}, "template": {"metadata": meta, "spec": wanted}},
         }
         self.cp.create(f"/apis/apps/v1/namespaces/{self.namespace}/deployments", body)
         self.wait_pods(name, replicas)

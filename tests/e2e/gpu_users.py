@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -260,10 +259,7 @@ def happened(pods: Recorder) -> list[tuple[int, str, str]]:
 
 def end_process(node: StockNode, pid: int) -> None:
     """A process of the host ends: its folder goes all at once."""
-    root = node.tree.root
-    ended = root.parent / f"{root.name}-ended-{pid}"
-    (root / f"proc/{pid}").rename(ended)
-    shutil.rmtree(ended)
+    node.tree.end_process(pid)
 
 
 def cgroup_of(uid: str, layout: str = "systemd") -> str:

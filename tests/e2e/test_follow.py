@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import FleetMaker
-from tests.e2e.fleet import LEASE, SIM, STATE, GpuFleet
+from tests.e2e.fleet import LEASE, STATE, GpuFleet
 from tests.e2e.fleetwatch import watched
-from tests.e2e.world import Object
 
 pytestmark = pytest.mark.kube
 DONE, DELETION = "upgrade-done", "pod-deletion-required"
@@ -42,20 +41,7 @@ def gpu_operator() -> Iterator[Operator]:
 
 def add_hidden(fleet: GpuFleet, node: str, name: str) -> None:
     """A Deployment on a node that uses the driver and asks for no GPU: gpu-operator does not know it."""
-    meta = {"labels": {"app": name, "job": "hidden", "nvidia.com/gpu.client": "true"}, "annotations": {f"{SIM}stop-after": "200ms"}}
-    spec = {
-        "terminationGracePeriodSeconds": 1,
-        "nodeSelector": {"kubernetes.io/hostname": node},
-        "containers": [{"name": "main", "image": "render:1"}],
-    }
-    body: Object = {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": name},
-        "spec": {"replicas": 1, "selector": {"matchLabels": {"app": name}}, "template": {"metadata": meta, "spec": spec}},
-    }
-    fleet.cp.create(f"/apis/apps/v1/namespaces/{fleet.namespace}/deployments", body)
-    fleet.wait_pods(name, 1)
+    fleet.add_deployment(name, node=node, labels={"job": "hidden", "nvidia.com/gpu.client": "true"})
 
 
 def role(fleet: GpuFleet) -> str:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
 import pytest
 
 from tests.e2e.conftest import FleetMaker
-from tests.e2e.fleet import DRIVER_SET, STATE, GpuFleet, shipped_account
-from tests.e2e.fleetwatch import IN_WORK, watched
+from tests.e2e.fleet import DRIVER_SET, GpuFleet, shipped_account
+from tests.e2e.fleetwatch import watched
+from tests.e2e.parkwatch import OtherUsers, assert_parked_through
 from tests.kube.fixtures import make_namespace
 from tests.kube.manifests import PARKING, TEMPLATES, Applied
-from tests.kube.proxy import ApiProxy
-from tests.kube.recorder import Event, Object, Recorder
+from tests.kube.recorder import Object
 from tests.kube.space import daemon_set, is_marked, is_ready, node_of
 
 pytestmark = pytest.mark.kube
@@ -33,31 +33,43 @@ class Exporter:
 
     fleet: GpuFleet
     namespace: str
+    name: str = "exporter"
+
+    @property
+    def owner(self) -> str:
+        """As nodes name it that it is parked on."""
+        return f"{self.namespace}/{self.name}"
 
     @property
     def pods_path(self) -> str:
-        """Of its pods."""
+        """Of all pods of the namespace."""
         return f"/api/v1/namespaces/{self.namespace}/pods"
 
     @property
     def path(self) -> str:
         """Of itself."""
-        return f"/apis/apps/v1/namespaces/{self.namespace}/daemonsets/exporter"
+        return f"/apis/apps/v1/namespaces/{self.namespace}/daemonsets/{self.name}"
 
-    def make(self, *, is_opted_in: bool = True) -> None:
+    def make(self, *, is_opted_in: bool = True, is_rolling: bool = False) -> None:
         """Makes it, and waits until it runs everywhere."""
         where = {"nodeSelector": {"fleet": self.fleet.namespace}, "tolerations": [{"operator": "Exists"}]}
         spec = {**where, "terminationGracePeriodSeconds": 1}
-        body = daemon_set("exporter", spec=spec)
+        body = daemon_set(self.name, spec=spec)
         body["spec"]["template"]["metadata"]["annotations"] = {"nvidia.com/gpu.client": "true", "kubelet.sim/stop-after": "200ms"}
         body["metadata"]["labels"] = {PARK: "true"} if is_opted_in else {}
+        if is_rolling:
+            body["spec"]["updateStrategy"] = {"type": "RollingUpdate"}
         self.fleet.cp.create(self.path.rpartition("/")[0], body)
         self.wait_everywhere()
 
     def pods(self) -> list[Object]:
-        """Its pods."""
-        found: list[Object] = self.fleet.cp.get(self.pods_path)["items"]
+        """Its pods, also those that it has left behind."""
+        found: list[Object] = self.fleet.cp.get(f"{self.pods_path}?labelSelector=app%3D{self.name}")["items"]
         return found
+
+    def gated(self) -> list[Object]:
+        """Those that wait on a scheduling gate."""
+        return [pod for pod in self.pods() if pod["spec"].get("schedulingGates")]
 
     def wait_everywhere(self, timeout: float = 30.0) -> None:
         """Waits until it runs on every node, and no pod of it is gated or on its way out."""
@@ -67,7 +79,7 @@ class Exporter:
             fine = [pod for pod in pods if is_ready(pod) and not is_marked(pod) and not pod["spec"].get("schedulingGates")]
             return len(pods) == len(fine) and sorted(map(node_of, fine)) == self.fleet.names
 
-        self.fleet.cp.wait_for(is_so, "the exporter on every node", timeout, 0.05)
+        self.fleet.cp.wait_for(is_so, f"{self.name} on every node", timeout, 0.05)
 
 
 @pytest.fixture
@@ -96,74 +108,37 @@ def marked(fleet: GpuFleet) -> list[str]:
     return sorted(fine)
 
 
-def assert_off_while_in_work(nodes: Recorder, pods: Recorder, names: Sequence[str]) -> None:
-    """On no node does a pod of it become ready between the cordon and the opening, and none runs once the driver goes."""
-    events: list[Event] = sorted([*nodes.events, *pods.events], key=lambda event: int(event.object["metadata"]["resourceVersion"]))
-    states = dict.fromkeys(names, "")
-    runs: dict[str, str] = {}
-    seen = set[str]()
-    for event in events:
-        if event.name in states:
-            states[event.name] = event.object["metadata"]["labels"].get(STATE, "")
-        elif event.kind == "DELETED" or not is_ready(event.object):
-            runs.pop(event.uid, None)
-        else:
-            assert event.uid in runs or states[node_of(event.object)] not in IN_WORK, f"{event.name} comes to a node in work"
-            runs[event.uid] = node_of(event.object)
-        for name in names:
-            if states[name] in ("pod-restart-required", "validation-required", "uncordon-required"):
-                seen.add(name)
-                assert name not in runs.values(), f"{name} has no driver, and the exporter runs there"
-    assert seen == set(names)
-
-
 @pytest.mark.parametrize("way", list(WAYS))
 def test_parked_from_the_cordon_to_the_opening(exporter: Exporter, way: str) -> None:
     """Proposal C: it runs on every node before and after, on none in work; its neighbours keep theirs; nothing of it is changed."""
     fleet = exporter.fleet
     exporter.make()
+    others = OtherUsers(fleet, 3)
     with shipped(fleet, way):
         fleet.start()
         fleet.wait_states(DONE)
         fleet.cp.wait_for(lambda: marked(fleet) == fleet.names, "the policies to be proven, and every node marked", 20)
         before, uids = fleet.surface(), {node_of(pod): pod["metadata"]["uid"] for pod in exporter.pods()}
+        there = {pod["metadata"]["name"] for pod in exporter.pods()}
         generation, mark = fleet.cp.get(exporter.path)["metadata"]["generation"], fleet.cp.audit_mark()
-        with watched(fleet) as story, fleet.cp.record(exporter.pods_path, "") as pods:
+        with watched(fleet) as story, fleet.cp.record(exporter.pods_path, "") as pods, others.record() as users:
             fleet.set_driver("2")
             story.nodes.wait_for(lambda event: fleet.is_in(event, "upgrade-required"), "the roll-out to begin")
             fleet.wait_states(DONE, 60)
             exporter.wait_everywhere(30)
             story.assert_budget(parallel=1, unavailable=1)
             story.assert_replaced_once()
-            assert_off_while_in_work(story.nodes, pods, fleet.names)
+            assert_parked_through(story, pods, exporter.owner, users)
         fleet.cp.wait_for(lambda: fleet.surface() == before, "the nodes to be as before")
+    evicted = fleet.evicted(mark)
+    assert there <= set(evicted)
+    assert len(evicted) == len(set(evicted)), "nobody is evicted twice"
+    others.wait()
     assert fleet.cp.get(exporter.path)["metadata"]["generation"] == generation
     assert not {pod["metadata"]["uid"] for pod in exporter.pods()} & set(uids.values()), "each node's was replaced"
     refused = {key for key in fleet.counts(mark) if key[2] >= 400 and key[:2] != ("create", "pods")}
     missing = {("get", "mutatingadmissionpolicies", 404), ("get", "leases", 404)}
     assert refused <= {("patch", "nodes", 409)} | missing, refused
-
-
-def test_killed_between_unpark_and_ungate(exporter: Exporter, api_proxy: ApiProxy) -> None:
-    """The gated pod that a dead controller left is let go by the next one, who knows nothing of it (decision 44)."""
-    fleet = exporter.fleet
-    exporter.make()
-    with shipped(fleet, "gate"):
-        replica = fleet.start(proxy=api_proxy)
-        fleet.wait_states(DONE)
-        ungate = api_proxy.on("create", f"/namespaces/{exporter.namespace}/pods/[^/]+/eviction", nth=2).hold_request()
-        fleet.set_driver("2")
-        ungate.wait_hit(40)
-        replica.kill()
-        api_proxy.cut()
-        api_proxy.clear()
-        gated = [pod for pod in exporter.pods() if pod["spec"].get("schedulingGates")]
-        assert [PARKED in fleet.nodes()[node_of(pod)]["metadata"]["labels"] for pod in gated] == [False]
-        fleet.start()
-        fleet.wait_states(DONE, 60)
-        exporter.wait_everywhere(20)
-        fleet.wait_whole()
-        assert fleet.digests() == {"2"}
 
 
 def test_nothing_is_begun_without_a_policy(exporter: Exporter) -> None:
@@ -193,20 +168,21 @@ def test_parked_by_its_template(exporter: Exporter) -> None:
     fleet = exporter.fleet
     fleet.cluster_wide += shipped_account(fleet.cp, fleet.namespace, TEMPLATES)
     exporter.make()
+    others = OtherUsers(fleet, 3)
     uids = {pod["metadata"]["uid"] for pod in exporter.pods()}
     fleet.start(settings={"TEMPLATE_PARKING": "true"})
     fleet.wait_states(DONE)
     fleet.cp.wait_for(lambda: fleet.cp.get(exporter.path)["status"]["observedGeneration"] == 2, "the new template")
     assert {pod["metadata"]["uid"] for pod in exporter.pods()} == uids
     before, mark = fleet.surface(), fleet.cp.audit_mark()
-    with watched(fleet) as story, fleet.cp.record(exporter.pods_path, "") as pods:
+    with watched(fleet) as story, fleet.cp.record(exporter.pods_path, "") as pods, others.record() as users:
         fleet.set_driver("2")
         story.nodes.wait_for(lambda event: fleet.is_in(event, "upgrade-required"), "the roll-out to begin")
         fleet.wait_states(DONE, 60)
         exporter.wait_everywhere(30)
         story.assert_budget(parallel=1, unavailable=1)
         story.assert_replaced_once()
-        assert_off_while_in_work(story.nodes, pods, fleet.names)
+        assert_parked_through(story, pods, exporter.owner, users)
     fleet.cp.wait_for(lambda: fleet.surface() == before, "the nodes to be as before")
     assert fleet.cp.get(exporter.path)["metadata"]["generation"] == 2
     missing = {("get", f"{kind}admissionpolicies", 404) for kind in ("mutating", "validating")} | {("get", "leases", 404)}

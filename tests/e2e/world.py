@@ -271,9 +271,7 @@ class StockNode:
             (pod, *_) = self.driver_pods()
             token = self.cp.service_account_token(self.namespace, f"nvidia-{self.kind}", pod=pod)
         where = proxy if proxy is not None else self.cp
-        kubeconfig = where.kubeconfig(f"driver-{self.namespace}-{len(self.running)}", token)
-        env |= {"KUBECONFIG": str(kubeconfig), "DRIVER_MANAGER_HOST_TREE": str(self.tree.root), "LOG_FORMAT": "json"}
-        env |= {"PATH": os.environ["PATH"], "HOME": str(self.folder)}
+        env |= whereabouts(where.kubeconfig(f"driver-{self.namespace}-{len(self.running)}", token), self.tree, self.folder)
         for key, value in changes.items():
             if value is None:
                 env.pop(key, None)
@@ -325,6 +323,12 @@ class StockNode:
             self.cp.delete(f"{path}?gracePeriodSeconds=0")
         if self.driver:
             stock.remove_account(self.cp, self.kind, self.namespace)
+
+
+def whereabouts(kubeconfig: Path, tree: Tree, home: Path) -> dict[str, str]:
+    """The environment that tells the installed command where cluster and host are."""
+    here = {"KUBECONFIG": str(kubeconfig), "DRIVER_MANAGER_HOST_TREE": str(tree.root)}
+    return here | {"LOG_FORMAT": "json", "PATH": os.environ["PATH"], "HOME": str(home)}
 
 
 def resource_of(event: Object) -> str:

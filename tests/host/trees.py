@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,12 @@ class Tree:
         (self.root / base / "fd").mkdir()
         for number, target in enumerate(fds):
             self.link(f"{base}/fd/{number}", target)
+
+    def end_process(self, pid: int) -> None:
+        """A process ends: its folder goes all at once."""
+        ended = self.root.parent / f"{self.root.name}-ended-{pid}"
+        (self.root / f"proc/{pid}").rename(ended)
+        shutil.rmtree(ended)
 
     def gpu(
         self,
