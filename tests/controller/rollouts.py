@@ -250,7 +250,8 @@ def _check_end(world: FleetWorld, script: Script, watched: Watched, before: dict
         assert {**node.labels, names.UPGRADE_STATE: ""} == {**labels, names.UPGRADE_STATE: ""}, f"{seed}: labels of {name}"
         assert node.labels.get(names.UPGRADE_STATE) == State.DONE, f"{seed}: {name} is {node.labels}"
         ours = {key for key in node.annotations if key.startswith("nvidia.com/")}
-        assert ours == {names.ROLLOUT, names.UPGRADE_ENABLED}, f"{seed}: {name} has {ours}"
+        mark = {names.PARKING} if script.parking else set()
+        assert ours - mark == {names.ROLLOUT, names.UPGRADE_ENABLED}, f"{seed}: {name} has {ours}"
         progress = json.loads(node.annotations[names.ROLLOUT])
         assert not progress.get("cordoned"), f"{seed}: {progress}"
     evicted = Counter(uid for _, _, uid in world.server.evictions)

@@ -85,10 +85,10 @@ def test_a_follower_leaves_a_record_in_the_flow_alone(seen: Situation) -> None:
 
 @given(situations())
 def test_nothing_is_kept_off_a_node_that_gpu_operator_is_through_with(seen: Situation) -> None:
-    """Parks, paused labels and the taint go as soon as the node is out of the flow, unless it is closed without a driver."""
+    """Parks, paused labels and the taint go as soon as the node is out of the flow, if it has its driver and no maintenance."""
     after = follow(seen)
-    rest = after.rest
-    if seen.state in IDLE and not seen.bad_progress and not (rest is not None and rest.because is Because.NEEDS_A_LOOK):
+    is_closed = seen.has_own_cordon and (seen.driver is None or not seen.driver.is_ready)
+    if seen.state in IDLE and not seen.bad_progress and not is_closed and not seen.holds_maintenance:
         left = after.change.on(seen.node)
         assert PARKED not in left.labels
         assert not is_held(after.progress)
