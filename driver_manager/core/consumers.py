@@ -222,7 +222,8 @@ def _paused_key(pod: PodView, paused: Mapping[str, str]) -> str:
 def _compute_domain(pod: PodView, policy: PodPolicy, found: tuple[Use, ...]) -> Verdict | None:
     """The daemon of a compute domain leaves when the domain's last user has left: its plugin takes the label off that it selects."""
     if _is_daemon(pod) and COMPUTE_DOMAIN_LABEL in pod.node_selector:
-        return Verdict(pod, Action.AWAIT, Reason.COMPUTE_DOMAIN, "goes with the last user of its compute domain", is_last=is_dra_plugin(pod))
+        sentence = "goes with the last user of its compute domain"
+        return Verdict(pod, Action.AWAIT, Reason.COMPUTE_DOMAIN, sentence, is_last=is_dra_plugin(pod))
     return None
 
 
