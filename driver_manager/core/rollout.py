@@ -173,8 +173,17 @@ def _idle(situation: Situation) -> Step:
 
 def _up_to_date(situation: Situation, sentence: str) -> Step:
     if situation.state is State.DONE:
-        return Stay(because=Because.UP_TO_DATE, sentence=sentence)
+        return _not_on_delete(situation) or Stay(because=Because.UP_TO_DATE, sentence=sentence)
     return done(situation, Because.UP_TO_DATE, sentence)
+
+
+def _not_on_delete(situation: Situation) -> Stay | None:
+    """That the next driver will not ask for anybody's turn; a person hears of it before there is one. None where it will."""
+    daemon_set = situation.daemon_set
+    if daemon_set is None or daemon_set.is_on_delete:
+        return None
+    sentence = f"Kubernetes itself replaces the pods of {daemon_set.ref}, past every budget: no node is begun"
+    return Stay(because=Because.NOT_ON_DELETE, sentence=f"{sentence} until its updateStrategy has the type OnDelete")
 
 
 def _no_policy(situation: Situation) -> Stay:
@@ -229,6 +238,8 @@ def _not_yet(situation: Situation) -> Stay | None:
     if not situation.has_own_cordon and (driver is None or situation.daemon_set is None):  # nobody is evicted for nothing
         what = "no driver pod is here" if driver is None else f"no driver DaemonSet would replace the driver pod {driver.ref}"
         return Stay(because=Because.NO_DRIVER, sentence=f"{what}: there is nothing to upgrade")
+    if (stay := _not_on_delete(situation)) is not None:
+        return stay
     if situation.daemon_set is not None and not situation.wanted:
         return Stay(because=Because.NO_REVISION, sentence=_UNKNOWN_TEMPLATE)
     if not node.is_ready:

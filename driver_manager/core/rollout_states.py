@@ -93,6 +93,8 @@ class Because(StrEnum):
     """No driver pod is there, or no DaemonSet that would make one."""
     NO_REVISION = "NoRevision"
     """The newest template of the driver DaemonSet is not known yet."""
+    NOT_ON_DELETE = "NotOnDelete"
+    """Its driver DaemonSet has another update strategy than OnDelete: Kubernetes itself replaces the drivers, past every budget."""
     POLICY_OFF = "PolicyOff"
     """No policy upgrades the node."""
     BAD_POLICY = "BadPolicy"

@@ -15,6 +15,7 @@ from driver_manager import names
 from driver_manager.cli import fleetstatus
 from driver_manager.controller.run import Replica
 from driver_manager.controller.settings import ControllerSettings, MaintenanceSettings
+from driver_manager.core.conditions import PACED
 from driver_manager.core.fleet import LeaseView
 from driver_manager.core.report import Blocker, Waiting, status_text
 from driver_manager.core.role import Choice, Role
@@ -553,6 +554,32 @@ def test_a_node_that_waits_is_counted_with_its_reason() -> None:
         uid = world.store.policies["ClusterPolicy", "cluster-policy"].uid
         sentence = world.store.sentences[uid, "DriverManagerRolledOut"]
         assert sentence == "2 of 4 nodes are done, 2 waiting (BlockedByPod 2)"
+
+    play(story, operator=False)
+
+
+def test_no_node_is_begun_while_kubernetes_replaces_the_drivers_by_itself() -> None:
+    """RollingUpdate on the driver's DaemonSet: nobody is evicted or cordoned, the policy's resource says why, and OnDelete ends it."""
+
+    async def story(stage: Stage) -> None:
+        world = stage.world
+        await stage.until(lambda: set(stage.states().values()) == {"upgrade-done"}, "all are known")
+        found = world.driver_set()
+        found.is_on_delete = False
+        world.controllers.daemon_sets.written(found)
+        uid = world.store.policies["ClusterPolicy", "cluster-policy"].uid
+        await stage.until(lambda: world.store.sentences.get((uid, PACED), "").startswith("the driver DaemonSets of 4 of 4"), "it is said")
+        world.new_driver("two")
+        await stage.until(lambda: all(pod.spec.digest == "two" and pod.is_ready for pod in world.driver_pods()), "Kubernetes did it")
+        assert not world.deeds("evict")
+        assert not any(node.unschedulable for node in world.store.nodes.values())
+        found.is_on_delete = True
+        world.controllers.daemon_sets.written(found)
+
+        def is_taken_back() -> bool:
+            return world.store.policies["ClusterPolicy", "cluster-policy"].conditions.get(PACED) == ("True", "OnDelete")
+
+        await stage.until(is_taken_back, "it is taken back")
 
     play(story, operator=False)
 
