@@ -34,10 +34,10 @@ from driver_manager.core.rollout_steps import (
     wait_or_fail,
 )
 from driver_manager.core.situation import Decision, Move, NodeChange, Situation, Stay, Turn, Work
-from driver_manager.core.snapshot import NodeView
 from driver_manager.core.upgrade_policy import written_policy
 from driver_manager.names import (
     ACCEPT,
+    GPU_DRA_DRIVER,
     INITIAL_UNSCHEDULABLE,
     REQUESTOR_MODE,
     ROLLOUT,
@@ -122,7 +122,7 @@ def _adopt(situation: Situation, state: State) -> Step:
         policy=situation.group[:MAX_NAME],
         rules=written_policy(situation.policy) if situation.policy else {},
         is_cordoned=node.unschedulable and not is_foreign,
-        devices=_devices(node) if state in BEFORE_RESTART else {},
+        devices=_devices(situation) if state in BEFORE_RESTART else {},
         attempt=1,
         **adopted(node),
     )
@@ -267,7 +267,7 @@ def _start(situation: Situation) -> Go:
         "policy": situation.group[:MAX_NAME],
         "rules": written_policy(policy),
         "is_cordoned": not was_closed,
-        "devices": dict(progress.devices) if progress and progress.devices else _devices(node),
+        "devices": dict(progress.devices) if progress and progress.devices else _devices(situation),
         "attempt": min(tries + 1, MAX_TRIES),
         "not_before": 0.0,
     }
@@ -290,9 +290,9 @@ def _start(situation: Situation) -> Go:
     return go(started, State.CORDON, Because.STARTED, "it is cordoned", change, **changes)
 
 
-def _devices(node: NodeView) -> dict[str, int]:
+def _devices(situation: Situation) -> dict[str, int]:
     """How many of each resource the node has to have again; where none is allocatable now, what there is at all."""
-    return {name: count or node.capacity.get(name, 0) for name, count in node.allocatable.items()}
+    return {name: count or situation.node.capacity.get(name, 0) for name, count in situation.devices.items()}
 
 
 def may_only_restart(situation: Situation) -> bool:
@@ -486,9 +486,10 @@ def _not_valid(situation: Situation) -> tuple[Because, str] | None:
     if not situation.node.is_ready:
         return Because.NODE_NOT_READY, "waits for the node to be Ready"
     for name, count in (situation.progress.devices if situation.progress else {}).items():
-        there = situation.node.allocatable.get(name, 0)
-        if there < count:
-            return Because.DEVICES_MISSING, f"waits for {count} {name}, of which {there} are allocatable"
+        if (there := situation.devices.get(name, 0)) < count:
+            is_dra = name == GPU_DRA_DRIVER
+            what, where = (f"devices of {name}", "in its ResourceSlices") if is_dra else (name, "allocatable")
+            return Because.DEVICES_MISSING, f"waits for {count} {what}, of which {there} are {where}"
     return None
 
 

@@ -166,7 +166,7 @@ class Because(StrEnum):
     VALIDATING = "Validating"
     """A validator pod is missing or not ready yet."""
     DEVICES_MISSING = "DevicesMissing"
-    """Fewer devices are allocatable than before."""
+    """Fewer devices are allocatable, or published in ResourceSlices, than before."""
     VALIDATED = "Validated"
     """Driver, validators and devices are well."""
     VALIDATION_TIMED_OUT = "ValidationTimedOut"
