@@ -55,6 +55,9 @@ AFTER_ERROR: Final = 2.0
 """Seconds until a node is tried again whose write got no answer."""
 AFTER_BUG: Final = 30.0
 """Seconds until a node is tried again about which a decision failed."""
+PAUSED: Final = Turn(because=Because.PAUSED, sentence=f"the roll-out is paused by the annotation {PAUSED_ROLLOUT} of the Lease")
+OF_TURNS: Final = frozenset({Because.NO_SLOT, Because.PAUSED, Because.GANG_BUSY})
+"""Reasons that only another turn can change."""
 DECISIONS_AT_ONCE: Final = 100
 HEARTBEAT: Final = 10.0
 """The loop comes round so often though nothing changes: `/healthz` asks when it last did."""
@@ -466,14 +469,19 @@ class Controller:
             return
         chosen: list[str] = []
         waiting: dict[str, str] = {}
+        held: dict[str, Turn] = {}
         for group, sums in list(self.tally.groups().items()):
             if not sums.pending or not self.role.is_leading:
                 continue
             if self.is_paused:
-                waiting[group] = f"the roll-out is paused by the annotation {PAUSED_ROLLOUT} of the Lease"
+                waiting[group] = PAUSED.sentence
+                held.update(dict.fromkeys(self.tally.pending(group), PAUSED))
                 continue
-            if why := self._choose(group, chosen):
+            if why := self._choose(group, chosen, held):
                 waiting[group] = why
+        if (before := self._grants.held) != held:
+            self._grants.held = held
+            self._mark(name for name in {*before, *held} if before.get(name) != held.get(name))
         if waiting != self.waiting:
             self.waiting = waiting
             self._election.say(WAITING, json.dumps(waiting, sort_keys=True)[:2000] if waiting else None)
@@ -487,11 +495,11 @@ class Controller:
         lease = self._election.lease
         return lease is not None and bool(lease.annotations.get(PAUSED_ROLLOUT))
 
-    def _choose(self, group: str, chosen: list[str]) -> str:
+    def _choose(self, group: str, chosen: list[str], held: dict[str, Turn]) -> str:
         """Takes nodes of a group in their order as long as there is room; gives why no more, empty where all have their turn."""
         why = paused = busy = ""
         for name in self.tally.pending(group):
-            match self._ask_turn(name, chosen):
+            match self._ask_turn(name, chosen, held):
                 case Turn(because=Because.PAUSED, sentence=sentence):  # others may wait for another template
                     paused = sentence
                 case Turn(because=Because.GANG_BUSY, sentence=sentence):  # others may be of another gang
@@ -500,14 +508,14 @@ class Controller:
                     break
         if why:
             for name in self.tally.pending_unavailable(group):  # these need less room
-                self._ask_turn(name, chosen)
+                self._ask_turn(name, chosen, held)
         return why or paused or busy
 
-    def _ask_turn(self, name: str, chosen: list[str]) -> Turn | None:
+    def _ask_turn(self, name: str, chosen: list[str], held: dict[str, Turn]) -> Turn | None:
         """Takes the node if it is its turn; gives why not, None where that is no question of turns."""
         stay = self.stays.get(name)
         node = self.cache.nodes.get(name)
-        if node is None or name in self._grants.starting or name in self._writing or stay is None or stay.because is not Because.NO_SLOT:
+        if node is None or name in self._grants.starting or name in self._writing or stay is None or stay.because not in OF_TURNS:
             return None
         policy = self.groups.of(node.labels).policy
         if policy is None or self.tally.get(name) is None:
@@ -516,6 +524,8 @@ class Controller:
             return Turn(sentence=f"{FREED_AT_ONCE} nodes are being freed, and no more than that are at once")
         turn = self.tally.turn(name, policy, self._settings.cluster_max_unavailable, self._settings.most_failures)
         if not turn.is_granted:
+            if turn.because is not Because.NO_SLOT:
+                held[name] = turn
             return turn
         chosen.append(name)
         self._grants.starting.add(name)
