@@ -322,7 +322,8 @@ def _wait_for_jobs(situation: Situation) -> Step:
         return go(situation, State.POD_DELETION, Because.JOBS_DONE, f"no pod of {selector.text} runs any more")
     if is_late(situation):
         return go(situation, State.POD_DELETION, Because.JOBS_TIMED_OUT, f"pods of {selector.text} did not finish in time")
-    sentence = f"waits for pods of {selector.text}: {_some(situation.jobs or ())}"
+    failure = situation.freeing.failure if situation.freeing and situation.jobs is None else ""
+    sentence = f"waits for pods of {selector.text}: {failure or _some(situation.jobs or ())}"
     return wait(situation, Because.WAITING_FOR_JOBS, sentence, Work.LOOK_FOR_JOBS)
 
 
