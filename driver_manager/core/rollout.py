@@ -499,7 +499,7 @@ def _uncordon(situation: Situation) -> Step:
     assert progress is not None
     if (stay := give_back_maintenance(situation)) is not None:
         return stay
-    is_proven = progress.reason != Because.ACCEPTED
+    is_proven = progress.reason in (Because.VALIDATED, Because.RECOVERED)  # not where a person or another controller moved it here
     ended = msgspec.structs.replace(progress, done=situation.now if is_proven else progress.done)
     change = NodeChange(annotations={ACCEPT: None})
     if opened(situation) is False:

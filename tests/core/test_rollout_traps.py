@@ -350,6 +350,26 @@ def test_an_acceptance_does_not_end_a_row_of_failures() -> None:
     assert decision.progress is None or decision.progress.done == 0
 
 
+@pytest.mark.parametrize(
+    ("reason", "is_proven"),
+    [(Because.VALIDATED, True), (Because.RECOVERED, True), (Because.TAKEN_OVER, False), (Because.ACCEPTED, False)],
+)
+def test_only_what_ours_has_seen_well_ends_a_row_of_failures(reason: Because, is_proven: bool) -> None:
+    """A node that somebody else moved to uncordon-required is opened, and proves nothing about the driver."""
+    decision = decide(situation(in_work(State.UNCORDON, {"reason": reason.value, "done": NOW - 500}), drivers=(driver(NEW),)))
+    assert ends(decision) is State.DONE
+    assert decision.progress is not None
+    assert decision.progress.done == (NOW if is_proven else NOW - 500)
+
+
+def test_a_node_taken_over_at_its_end_proves_nothing() -> None:
+    """Without a record, or with one of another state: from the label alone nobody knows that it was validated."""
+    for about in (node(State.UNCORDON, unschedulable=True), node(State.UNCORDON, record(State.VALIDATION), unschedulable=True)):
+        decision = decide(situation(about, drivers=(driver(NEW),)))
+        assert ends(decision) is State.DONE
+        assert decision.progress is None or not decision.progress.done
+
+
 @pytest.mark.parametrize("drivers", [(driver(OLD),), (driver(NEW),)], ids=["outdated", "up to date"])
 def test_no_node_is_begun_whose_daemon_set_replaces_its_pods_by_itself(drivers: tuple[FleetPod, ...]) -> None:
     """R7: with RollingUpdate Kubernetes replaces drivers past every budget. It is said while all is well, too, and needs a person."""
