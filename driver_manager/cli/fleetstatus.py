@@ -236,12 +236,8 @@ def _leader_lines(seen: Overview) -> list[str]:
 def _who_leads(leader: Leader, now: float) -> str:
     if not leader.holder:
         return "nobody leads: the last leader gave the Lease up"
-    try:
-        age = now - datetime.fromisoformat(leader.renewed).timestamp()
-    except ValueError:
-        return f"{leader.holder} leads"
-    if age > 2 * leader.duration:
-        return f"nobody leads: {leader.holder} has not renewed the Lease for {_age(age)}"
+    if silent := leader.silent_seconds(now):
+        return f"nobody leads: {leader.holder} has not renewed the Lease for {_age(silent)}"
     return f"{leader.holder} leads"
 
 

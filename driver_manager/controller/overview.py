@@ -8,6 +8,7 @@ import json
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Final
 
 from driver_manager.config import Settings
@@ -93,6 +94,21 @@ class Leader:
     """`lead: ...` or `follow: ...`, as the controller says; empty where it does not."""
     problem: str = ""
     """Why it is not known."""
+
+    def silent_seconds(self, now: float) -> float:
+        """For how long the holder has not renewed the Lease, if that is too long for one that lives; else 0.
+
+        Two clocks are compared here, the leader's and the reader's, so twice the time of the Lease is let pass.
+        """
+        try:
+            age = now - datetime.fromisoformat(self.renewed).timestamp()
+        except ValueError:
+            return 0.0
+        return age if age > 2 * self.duration else 0.0
+
+    def leads(self, now: float) -> bool:
+        """Whether somebody leads, as far as the Lease tells."""
+        return bool(self.holder) and not self.silent_seconds(now)
 
     @property
     def is_following(self) -> bool:
@@ -285,7 +301,7 @@ def _row(seen: Situation, leader: Leader) -> Row:
         sentence = rest.sentence if rest is not None else ""
     elif decision.moves and seen.policy is not None:
         move = decision.moves[-1]
-        who = "goes on" if leader.holder else "would go on, but nobody leads,"
+        who = "goes on" if leader.leads(seen.now) else "would go on, but nobody leads,"
         sentence = f"{who} to {move.after or 'no state'}: {move.sentence}"
     return Row(
         node=seen.node.name,
