@@ -230,6 +230,9 @@ def _leader_lines(seen: Overview) -> list[str]:
         lines.append(f"granted, and about to be cordoned: {', '.join(leader.grants)}")
     if leader.paused:
         lines.append(f"PAUSED: no node is begun until the annotation {PAUSED_ROLLOUT} ({leader.paused}) is taken off the Lease")
+    if leader.no_pause:
+        words = f"the annotation {PAUSED_ROLLOUT} of the Lease is {leader.no_pause!r}, which pauses nothing"
+        lines.append(f"{words}: set it to true, or take it off")
     return lines
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from driver_manager.controller.cache import Cache
-from driver_manager.controller.election import Election
+from driver_manager.controller.election import Election, is_paused
 from driver_manager.controller.grants import Grants
 from driver_manager.controller.healing import Healer
 from driver_manager.controller.leaving import Leaving
@@ -492,8 +492,7 @@ class Controller:
     @property
     def is_paused(self) -> bool:
         """Whether a person wants no node to be begun."""
-        lease = self._election.lease
-        return lease is not None and bool(lease.annotations.get(PAUSED_ROLLOUT))
+        return is_paused(self._election.lease)
 
     def _choose(self, group: str, chosen: list[str], held: dict[str, Turn]) -> str:
         """Takes nodes of a group in their order as long as there is room; gives why no more, empty where all have their turn."""

@@ -13,7 +13,7 @@ from typing import Final
 
 from driver_manager.config import Settings
 from driver_manager.controller.cache import Cache
-from driver_manager.controller.election import read_grants
+from driver_manager.controller.election import is_paused, read_grants
 from driver_manager.controller.sight import situation_of
 from driver_manager.controller.work import Handlers, what_to_free
 from driver_manager.core.agentreport import with_report
@@ -90,6 +90,9 @@ class Leader:
     transitions: int = 0
     grants: tuple[str, ...] = ()
     paused: str = ""
+    """What the annotation says, where that pauses."""
+    no_pause: str = ""
+    """What it says, where that does not."""
     role: str = ""
     """`lead: ...` or `follow: ...`, as the controller says; empty where it does not."""
     problem: str = ""
@@ -180,13 +183,15 @@ async def read_leader(fleet: Fleet, namespace: str, name: str) -> Leader:
         return Leader(
             problem=f"there is no Lease {namespace}/{name}: no controller has ever led from there (--lease-namespace, --lease-name)"
         )
+    written = lease.annotations.get(PAUSED_ROLLOUT, "")
     return Leader(
         holder=lease.holder,
         renewed=lease.renewed,
         duration=lease.duration_seconds,
         transitions=lease.transitions,
         grants=tuple(sorted(read_grants(lease))),
-        paused=lease.annotations.get(PAUSED_ROLLOUT, ""),
+        paused=written if is_paused(lease) else "",
+        no_pause="" if is_paused(lease) else written,
         role=lease.annotations.get(ROLE, ""),
         waiting=_waiting(lease),
     )

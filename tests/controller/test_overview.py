@@ -224,6 +224,29 @@ def test_paused() -> None:
     play(story)
 
 
+@pytest.mark.parametrize("value", ["false", "yes", ""])
+def test_only_true_pauses(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """As with all annotations of ours. Who wrote something else is told that nothing is paused."""
+
+    async def story(world: FleetWorld, _: asyncio.Task[None]) -> None:
+        client = world.client()
+        lease = await client.lease(OWN_NAMESPACE, LEASE_NAME)
+        await client.write_lease(replace(lease, annotations={**lease.annotations, names.PAUSED_ROLLOUT: value}))
+        await asyncio.sleep(5)
+        world.new_driver("two")
+        await asyncio.sleep(10)
+        seen = await look(world)
+        assert not seen.leader.paused
+        assert row(seen, "gpu-1").cordoned_by == "upgrade"
+        fleetstatus.show(seen, "table")
+        out = capsys.readouterr().out
+        assert "PAUSED" not in out
+        words = f"the annotation {names.PAUSED_ROLLOUT} of the Lease is {value!r}, which pauses nothing: set it to true, or take it off"
+        assert (words in " ".join(out.split())) == bool(value)
+
+    play(story)
+
+
 def test_a_policy_file_shows_from_the_records() -> None:
     """Whose policy is a file that only the controller has: nodes in work are still told rightly, and nothing is called switched off."""
 
