@@ -10,6 +10,7 @@ from driver_manager.controller.telling import Telling
 from driver_manager.controller.work import Handlers, what_to_free
 from driver_manager.core.disruption import never_evicted
 from driver_manager.core.rollout import may_only_restart
+from driver_manager.core.rollout_record import MAX_DEVICES, MAX_PAUSED, TOO_MANY_DEVICES, TOO_MANY_PAUSED
 from driver_manager.core.situation import Situation, Work
 from driver_manager.core.snapshot import NodeView
 from driver_manager.errors import ClusterError
@@ -60,6 +61,8 @@ class Looks:
             return "it is gone"
         situation = self._situation(node)
         self._parking.holds.pop(name, None)
+        if len(situation.devices) > MAX_DEVICES:
+            return TOO_MANY_DEVICES
         if situation.policy is None or (may_only_restart(situation) and not situation.has_maintenance):
             return None
         try:
@@ -70,6 +73,8 @@ class Looks:
             never = never_evicted(todo.evict, self._cache.budgets(pod.namespace for pod in todo.evict))
         except ClusterError as error:
             return f"its pods cannot be looked at: {error.message}"
+        if len(todo.hold.paused) > MAX_PAUSED:
+            return TOO_MANY_PAUSED
         if why := self._parking.plan(name, todo.hold, has_maintenance=situation.has_maintenance):
             return why
         refusals = () if situation.policy.drain.enable else todo.refusals  # the drain has other rules, and comes after

@@ -12,7 +12,7 @@ import msgspec
 
 from driver_manager.core.fleet import FleetPod
 from driver_manager.core.parking import TOO_MANY_PARKED, adopted, is_left_over, is_recorded, put_on, taken_off
-from driver_manager.core.rollout_record import MAX_NAME, MAX_TRIES, Progress
+from driver_manager.core.rollout_record import MAX_DEVICES, MAX_NAME, MAX_PAUSED, MAX_TRIES, TOO_MANY_PAUSED, Progress
 from driver_manager.core.rollout_states import BEFORE_RESTART, IDLE, WORKING, Because, State
 from driver_manager.core.rollout_steps import (
     NO_POLICY,
@@ -291,8 +291,11 @@ def _start(situation: Situation) -> Go:
 
 
 def _devices(situation: Situation) -> dict[str, int]:
-    """How many of each resource the node has to have again; where none is allocatable now, what there is at all."""
-    return {name: count or situation.node.capacity.get(name, 0) for name, count in situation.devices.items()}
+    """How many of each resource the node has to have again; where none is allocatable now, what there is at all.
+
+    A node with too many kinds is not begun (`Looks`); one that others have begun is held to the first of them.
+    """
+    return {name: count or situation.node.capacity.get(name, 0) for name, count in sorted(situation.devices.items())[:MAX_DEVICES]}
 
 
 def may_only_restart(situation: Situation) -> bool:
@@ -340,6 +343,8 @@ def _held_off(situation: Situation) -> Step | None:
     change, fields = put_on(situation.node, situation.progress, hold)
     if not change.needed_on(situation.node) and is_recorded(situation.progress, fields):
         return try_again(situation, Because.NOT_FREED, TOO_MANY_PARKED)
+    if len(fields["paused"]) > MAX_PAUSED:
+        return try_again(situation, Because.NOT_FREED, TOO_MANY_PAUSED)
     words = "DaemonSets that use the driver are kept off"
     return same(situation, Because.HELD_OFF, words, change, since=situation.now, **fields)
 
