@@ -73,6 +73,7 @@ class World:
             "other pods": Collection(list),
             "other daemonsets": Collection(list),
             "poddisruptionbudgets.policy": Collection(list),
+            "resourceslices.resource.k8s.io": Collection(list),
             "clusterpolicies.nvidia.com": Collection(lambda: [objects.cluster_policy(self.policy, self.version)]),
             "nvidiadrivers.nvidia.com": Collection(list),
         }
@@ -108,6 +109,8 @@ class World:
                 return 200, self._pods_on(request.query["fieldSelector"].partition("=")[2])
             case "list", "runtimeclasses.node.k8s.io":
                 return 200, b'{"items":[]}'
+            case "get", "apigroups":
+                return 200, b'{"versions":[{"groupVersion":"resource.k8s.io/v1","version":"v1"}]}'
             case "list", _:
                 return 200, self._page(request)
             case "patch", "nodes":

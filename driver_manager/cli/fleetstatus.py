@@ -230,18 +230,17 @@ def _leader_lines(seen: Overview) -> list[str]:
         lines.append(f"granted, and about to be cordoned: {', '.join(leader.grants)}")
     if leader.paused:
         lines.append(f"PAUSED: no node is begun until the annotation {PAUSED_ROLLOUT} ({leader.paused}) is taken off the Lease")
+    if leader.no_pause:
+        words = f"the annotation {PAUSED_ROLLOUT} of the Lease is {leader.no_pause!r}, which pauses nothing"
+        lines.append(f"{words}: set it to true, or take it off")
     return lines
 
 
 def _who_leads(leader: Leader, now: float) -> str:
     if not leader.holder:
         return "nobody leads: the last leader gave the Lease up"
-    try:
-        age = now - datetime.fromisoformat(leader.renewed).timestamp()
-    except ValueError:
-        return f"{leader.holder} leads"
-    if age > 2 * leader.duration:
-        return f"nobody leads: {leader.holder} has not renewed the Lease for {_age(age)}"
+    if silent := leader.silent_seconds(now):
+        return f"nobody leads: {leader.holder} has not renewed the Lease for {_age(silent)}"
     return f"{leader.holder} leads"
 
 

@@ -6,6 +6,7 @@ ordered, https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-v
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
 
 from driver_manager.core.fleet import (
     BudgetView,
@@ -20,27 +21,31 @@ from driver_manager.core.fleet import (
     NotServed,
     PolicySource,
     Revision,
+    SliceView,
     is_driver,
     is_validator,
 )
 from driver_manager.core.snapshot import ChangeKind, NodeView
+from driver_manager.names import GPU_DRA_DRIVER
+
+OnNode = TypeVar("OnNode", FleetPod, SliceView)
 
 
 @dataclass(slots=True)
-class _Pods:
-    """Pods of one kind, by uid and by node."""
+class _PerNode(Generic[OnNode]):
+    """Objects of one kind, by uid and by node."""
 
-    by_uid: dict[str, FleetPod] = field(default_factory=dict)
-    by_node: dict[str, dict[str, FleetPod]] = field(default_factory=dict)
+    by_uid: dict[str, OnNode] = field(default_factory=dict)
+    by_node: dict[str, dict[str, OnNode]] = field(default_factory=dict)
 
-    def put(self, pod: FleetPod) -> set[str]:
-        old = self.by_uid.get(pod.uid)
-        if old == pod:
+    def put(self, one: OnNode) -> set[str]:
+        old = self.by_uid.get(one.uid)
+        if old == one:
             return set()
-        touched = self.take(pod.uid) if old is not None and old.node_name != pod.node_name else set()
-        self.by_uid[pod.uid] = pod
-        self.by_node.setdefault(pod.node_name, {})[pod.uid] = pod
-        return touched | {pod.node_name}
+        touched = self.take(one.uid) if old is not None and old.node_name != one.node_name else set()
+        self.by_uid[one.uid] = one
+        self.by_node.setdefault(one.node_name, {})[one.uid] = one
+        return touched | {one.node_name}
 
     def take(self, uid: str) -> set[str]:
         old = self.by_uid.pop(uid, None)
@@ -52,8 +57,12 @@ class _Pods:
             del self.by_node[old.node_name]
         return {old.node_name}
 
-    def on(self, node_name: str) -> tuple[FleetPod, ...]:
-        return tuple(sorted(self.by_node.get(node_name, {}).values(), key=lambda pod: (pod.created, pod.uid)))
+    def on(self, node_name: str) -> Collection[OnNode]:
+        return self.by_node.get(node_name, {}).values()
+
+
+def _in_order(pods: Iterable[FleetPod]) -> tuple[FleetPod, ...]:
+    return tuple(sorted(pods, key=lambda pod: (pod.created, pod.uid)))
 
 
 class Cache:
@@ -69,7 +78,8 @@ class Cache:
         """DaemonSet uid -> revision uid -> revision."""
         self._newest: dict[str, Revision] = {}
         """DaemonSet uid -> its newest revision."""
-        self._drivers, self._validators = _Pods(), _Pods()
+        self._drivers, self._validators = _PerNode[FleetPod](), _PerNode[FleetPod]()
+        self._slices = _PerNode[SliceView]()
         self._budgets: dict[str, dict[str, BudgetView]] = {}
         """Namespace -> uid -> budget."""
         self.maintenances: dict[str, MaintenanceView] = {}
@@ -98,11 +108,19 @@ class Cache:
 
     def drivers_on(self, node_name: str) -> tuple[FleetPod, ...]:
         """Driver pods of a node, in the order of their making."""
-        return self._drivers.on(node_name)
+        return _in_order(self._drivers.on(node_name))
 
     def validators_on(self, node_name: str) -> tuple[FleetPod, ...]:
         """Validator pods of a node."""
-        return self._validators.on(node_name)
+        return _in_order(self._validators.on(node_name))
+
+    def published_on(self, node_name: str) -> int:
+        """How many devices NVIDIA's DRA driver offers on a node: of each pool those of its newest generation."""
+        slices = self._slices.on(node_name)
+        newest: dict[str, int] = {}
+        for each in slices:
+            newest[each.pool] = max(each.generation, newest.get(each.pool, 0))
+        return sum(each.devices for each in slices if each.generation == newest[each.pool])
 
     def driver_set_for(self, node: NodeView) -> FleetSet | None:
         """The DaemonSet of the node's newest driver pod; where that has none any more, the one that would make a pod there."""
@@ -220,6 +238,8 @@ class Cache:
                 return set()
             case MaintenanceView():
                 return self.put_maintenance(item)
+            case SliceView():
+                return self._slices.put(item) if item.node_name and item.driver == GPU_DRA_DRIVER else self._slices.take(item.uid)
 
     def _gone(self, kind: Kind, item: Item) -> set[str]:
         match item:
@@ -247,6 +267,8 @@ class Cache:
                 return set()
             case MaintenanceView():
                 return self.drop_maintenance(item.name, item.uid)
+            case SliceView():
+                return self._slices.take(item.uid)
 
     def _listed(self, kind: Kind, items: Collection[Item]) -> set[str]:
         """Everything of a kind: what is not in it is gone."""
@@ -282,6 +304,8 @@ class Cache:
                 return [each for some in self._budgets.values() for each in some.values()]
             case Kind.MAINTENANCES:
                 return list(self.maintenances.values())
+            case Kind.SLICES:
+                return list(self._slices.by_uid.values())
 
     # DaemonSets ---------------------------------------------------------------------------------------------------
 

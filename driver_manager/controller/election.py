@@ -15,7 +15,7 @@ from typing import Final
 from driver_manager.controller.settings import ControllerSettings
 from driver_manager.core.fleet import LeaseView
 from driver_manager.errors import ClusterError, Conflict, Forbidden
-from driver_manager.names import GRANTS, ROLE, WAITING
+from driver_manager.names import GRANTS, PAUSED_ROLLOUT, ROLE, WAITING
 from driver_manager.ports import Clock, Fleet
 
 logger = logging.getLogger(__name__)
@@ -177,6 +177,11 @@ class Election:
 
     def _now(self) -> str:
         return self._clock.wall().removesuffix("Z") + ".000000Z"
+
+
+def is_paused(lease: LeaseView | None) -> bool:
+    """Whether a person wants no node to be begun: as with all annotations of ours, by `true` and nothing else."""
+    return lease is not None and lease.annotations.get(PAUSED_ROLLOUT) == "true"
 
 
 def written_grants(names: Iterable[str]) -> str | None:

@@ -41,6 +41,8 @@ class Grants:
         self.inherited: set[str] = set()
         """Nodes that a predecessor was granted and that do not show it: a late write of it may still come."""
         self.refused: dict[str, Refusal] = {}
+        self.held: dict[str, Turn] = {}
+        """Nodes that wait for something else than room, as it was when turns were last given."""
 
     def is_counted(self, name: str) -> bool:
         """Whether a node counts as in work though it does not show it."""
@@ -53,7 +55,7 @@ class Grants:
         refusal = self.refused.get(name)
         if refusal is not None and refusal.again_at > self._clock.epoch():
             return Turn(because=Because.BLOCKED_BY_POD, sentence=refusal.sentence, again_at=refusal.again_at)
-        return Turn()
+        return self.held.get(name, Turn())
 
     def say(self, names: Iterable[str]) -> None:
         """The next write of the Lease names these, too. One that was let go meanwhile has lost its turn, perhaps to another node."""

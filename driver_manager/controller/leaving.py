@@ -32,7 +32,7 @@ class Leaving:
         is_in_flow: whether a node is upgraded, or closed by us.
         stray: hears of each node that is there and none of the fleet's any more.
         mark: has nodes decided about.
-        spawn: has something run beside the loop.
+        spawn: has something about a node run beside the loop.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Leaving:
         is_in_flow: Callable[[str], bool],
         stray: Callable[[NodeView], None],
         mark: Callable[[Iterable[str]], None],
-        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        spawn: Callable[[Coroutine[Any, Any, None], str], object],
     ) -> None:
         self._fleet, self._clock, self._cache, self._selector = fleet, clock, cache, selector
         self._is_in_flow, self._stray, self._mark, self._spawn = is_in_flow, stray, mark, spawn
@@ -69,7 +69,7 @@ class Leaving:
     def _look_for(self, node: NodeView) -> None:
         if node.name not in self._looked_for:
             self._looked_for.add(node.name)
-            self._spawn(self._find_out(node))
+            self._spawn(self._find_out(node), node.name)
 
     async def _find_out(self, node: NodeView) -> None:
         try:

@@ -6,17 +6,18 @@ Everything between two awaits sees one state. A node with a write under way is n
 import asyncio
 import json
 import logging
-from collections.abc import Coroutine, Iterable
+from collections.abc import Collection, Coroutine, Iterable
 from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
 
 from driver_manager.controller.cache import Cache
-from driver_manager.controller.election import Election
+from driver_manager.controller.election import Election, is_paused
 from driver_manager.controller.grants import Grants
 from driver_manager.controller.healing import Healer
 from driver_manager.controller.leaving import Leaving
+from driver_manager.controller.looks import Looks
 from driver_manager.controller.maintenance import Maintenance
 from driver_manager.controller.parking import Parking
 from driver_manager.controller.parkmarks import Loop
@@ -25,18 +26,18 @@ from driver_manager.controller.restarts import Restarts
 from driver_manager.controller.role import RoleWatch
 from driver_manager.controller.settings import ControllerSettings
 from driver_manager.controller.sight import situation_of
+from driver_manager.controller.tasks import Tasks
 from driver_manager.controller.telling import Telling
-from driver_manager.controller.work import FREED_AT_ONCE, Handlers, Job, Worker, what_to_free
+from driver_manager.controller.work import FREED_AT_ONCE, Handlers, Job, Worker
 from driver_manager.controller.workers import Workers
 from driver_manager.core.agentreport import with_report
 from driver_manager.core.budget import Tally, count
-from driver_manager.core.disruption import never_evicted
 from driver_manager.core.enabledmark import with_mark
 from driver_manager.core.fleet import FleetPod, Kind
 from driver_manager.core.following import follow
 from driver_manager.core.policy_groups import Groups, policy_groups
 from driver_manager.core.role import Standing
-from driver_manager.core.rollout import decide, may_only_restart
+from driver_manager.core.rollout import decide
 from driver_manager.core.rollout_record import Progress, encode, progress_of
 from driver_manager.core.rollout_states import BEFORE_RESTART, Because, State, state_of
 from driver_manager.core.selectors import parse_selector
@@ -54,6 +55,9 @@ AFTER_ERROR: Final = 2.0
 """Seconds until a node is tried again whose write got no answer."""
 AFTER_BUG: Final = 30.0
 """Seconds until a node is tried again about which a decision failed."""
+PAUSED: Final = Turn(because=Because.PAUSED, sentence=f"the roll-out is paused by the annotation {PAUSED_ROLLOUT} of the Lease")
+OF_TURNS: Final = frozenset({Because.NO_SLOT, Because.PAUSED, Because.GANG_BUSY})
+"""Reasons that only another turn can change."""
 DECISIONS_AT_ONCE: Final = 100
 HEARTBEAT: Final = 10.0
 """The loop comes round so often though nothing changes: `/healthz` asks when it last did."""
@@ -68,8 +72,9 @@ class Controller:
         self._handlers = Handlers(fleet, clock.now)
         self.cache = Cache(self._policies_changed)
         self._writing: set[str] = set()
-        beside = Loop(self._writing, self._mark, self._request)
-        self.parking = Parking(fleet, clock, settings, election, telling, self.cache, self._spawn, beside)
+        self._tasks = Tasks(self._broke)
+        beside = Loop(self._writing, self._mark, self._tasks.request)
+        self.parking = Parking(fleet, clock, settings, election, telling, self.cache, self._tasks.spawn, beside)
         self.role = RoleWatch(fleet, clock, settings, self._role_changed)
         self.healer = Healer(fleet, clock, settings, election, telling, self.cache, self.role, self._remind_in)
         self.tally = Tally()
@@ -87,21 +92,22 @@ class Controller:
         """Nodes that are being written to be in upgrade-required: nobody is begun before they are in the queue too."""
         self._grants = Grants(clock, election)
         self._maintenance = Maintenance(fleet, self.cache, settings.maintenance)
-        self._workers = Workers(self._worker, self._spawn)
+        self._looks = Looks(fleet, self._handlers, settings.agent, self.cache, self.parking, telling, self.situation)
+        self._workers = Workers(self._worker, self._tasks.spawn)
         self._leaving = Leaving(
             *(fleet, clock, self.cache, parse_selector(settings.node_selector)),
             is_in_flow=self._is_in_flow,
             stray=self.healer.stray,
             mark=self._mark,
-            spawn=self._spawn,
+            spawn=self._tasks.spawn,
         )
-        self._restarts = Restarts(fleet, clock, may=self._may_restart, told=self._restarted, remind=self._remind, request=self._request)
+        may, told, remind = self._may_restart, self._restarted, self._remind
+        self._restarts = Restarts(fleet, clock, may=may, told=told, remind=remind, request=self._tasks.request)
         self._asked = 0
         """Writes of nodes that have no answer yet."""
-        self._under_way: set[asyncio.Task[None]] = set()
-        """Requests that change something and have no answer yet."""
+        self._broken: dict[str, float] = {}
+        """Node -> when it is touched again, in Unix seconds: something about it ended in an error of the program."""
         self._is_stopping = False
-        self._tasks: asyncio.TaskGroup | None = None
         self._are_policies_new = True
 
     @property
@@ -118,29 +124,18 @@ class Controller:
             Forbidden: something may not be followed.
         """
         async with asyncio.TaskGroup() as tasks:
-            self._tasks = tasks
+            self._tasks.begin(tasks)
             for kind in Kind:
                 tasks.create_task(self._follow(kind))
             tasks.create_task(self.role.run())
             tasks.create_task(self._work())
             tasks.create_task(self.parking.run())
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        assert self._tasks is not None
-        return self._tasks.create_task(work)
-
-    def _request(self, work: Coroutine[Any, Any, None]) -> None:
-        """Does something that the end of this life waits for."""
-        task = self._spawn(work)
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
-
     async def finish(self) -> None:
-        """Begins nothing more, and returns when everything under way has its answer; each request has a limit of its own."""
+        """Begins nothing more, and returns when everything under way has its answer."""
         self._is_stopping = True
         self._workers.stop_all()
-        while self._under_way:
-            await asyncio.wait(set(self._under_way))
+        await self._tasks.finish()
 
     async def _follow(self, kind: Kind) -> None:
         async for event in self._fleet.follow(kind):
@@ -246,8 +241,25 @@ class Controller:
             self._consider(name)
         except Exception:
             logger.exception("a decision failed: a bug", extra={"node": name})
+            self._broke((name,))
+
+    def _broke(self, names: Collection[str]) -> None:
+        """Something about these nodes ended in an error of the program: they are left alone for a while."""
+        for name in names:
             self._telling.bug(name)
-            self._remind(name, self._clock.epoch() + AFTER_BUG)
+            self._workers.stop(name)
+            self._broken[name] = self._clock.epoch() + AFTER_BUG
+            self._remind(name, self._broken[name])
+
+    def _is_left_alone(self, name: str) -> bool:
+        """Whether something about the node broke off a moment ago; what was on the way to its start is done again after that."""
+        until = self._broken.get(name, 0.0)
+        if until > self._clock.epoch():
+            self._remind(name, until)
+            return True
+        if self._broken.pop(name, None) is not None and name in self._grants.starting:
+            self._tasks.spawn(self._begin([name]), name)
+        return False
 
     def _consider(self, name: str) -> None:
         node = self.cache.nodes.get(name)
@@ -255,17 +267,18 @@ class Controller:
             self._forget(name)
             self._heal(name)
             return
-        if name in self._writing:
-            return  # its end marks the node again
+        if name in self._writing or self._is_left_alone(name):
+            return  # the end of that marks the node again
         situation = self.situation(node)
         self._count(node, situation)
         decision = self._decided(situation)
         if decision.change:
+            patch = NodePatch.guarded(node, decision.change)
             self._writing.add(name)
             if decision.moves and decision.moves[-1].after is State.REQUIRED:
                 self._marking.add(name)
             self._asked += 1
-            self._request(self._write(node, situation, decision))
+            self._tasks.request(self._write(node, patch, situation, decision), name)
             return
         if name in self._grants.granted:  # it cannot be begun after all, and no write of ours is under way
             self._let_go(name)
@@ -278,7 +291,7 @@ class Controller:
         """Does what is due about what dead agents and ended upgrades left on a node (`controller.healing`)."""
         if name not in self._writing and (step := self.healer.step(name)) is not None:
             self._writing.add(name)
-            self._request(self._healed(name, step))
+            self._tasks.request(self._healed(name, step), name)
 
     async def _healed(self, name: str, step: Coroutine[Any, Any, None]) -> None:
         try:
@@ -297,14 +310,14 @@ class Controller:
     def _forget(self, name: str) -> None:
         self._workers.stop(name)
         self.tally.put(name, None)
-        for names in (self.stays, self._grants.refused):
+        for names in (self.stays, self._grants.refused, self._broken):
             names.pop(name, None)
         self._restarts.forget(name)
         self._reminders.drop(name)
         self._let_go(name)
         if self._maintenance.is_served and self._maintenance.of(name) != "missing" and name not in self._writing:
             self._writing.add(name)
-            self._request(self._maintain(name, None, Work.RELEASE_MAINTENANCE))
+            self._tasks.request(self._maintain(name, None, Work.RELEASE_MAINTENANCE), name)
 
     def situation(self, node: NodeView) -> Situation:
         """All that a decision about a node needs."""
@@ -348,7 +361,7 @@ class Controller:
             case Work.ASK_MAINTENANCE | Work.RELEASE_MAINTENANCE:
                 self._workers.stop(name)
                 self._writing.add(name)
-                self._request(self._maintain(name, situation, stay.work))
+                self._tasks.request(self._maintain(name, situation, stay.work), name)
             case Work.RESTART_DRIVER:
                 assert stay.pod is not None
                 self._workers.stop(name)
@@ -392,9 +405,9 @@ class Controller:
 
     # Writing --------------------------------------------------------------------------------------------------------
 
-    async def _write(self, node: NodeView, situation: Situation, decision: Decision) -> None:
+    async def _write(self, node: NodeView, patch: NodePatch, situation: Situation, decision: Decision) -> None:
         """One guarded patch; whatever comes of it, the node is decided about again."""
-        name, patch = node.name, NodePatch.guarded(node, decision.change)
+        name = node.name
         try:
             written = await self._patch(patch, is_ours=not decision.moves or self.role.leads(situation))
             if written is None:
@@ -448,7 +461,7 @@ class Controller:
         nodes = self.cache.nodes.items()
         waiting = [name for name, node in nodes if state_of(node.labels.get(UPGRADE_STATE)) is State.REQUIRED]
         if inherited := self._grants.take_over(waiting):
-            self._spawn(self._begin(inherited))
+            self._tasks.spawn(self._begin(inherited), *inherited)
 
     def _start_nodes(self) -> None:
         """Finds out whose turn it is, once all that have to wait are in the queue: the first written need not be the first in order."""
@@ -456,32 +469,36 @@ class Controller:
             return
         chosen: list[str] = []
         waiting: dict[str, str] = {}
+        held: dict[str, Turn] = {}
         for group, sums in list(self.tally.groups().items()):
             if not sums.pending or not self.role.is_leading:
                 continue
             if self.is_paused:
-                waiting[group] = f"the roll-out is paused by the annotation {PAUSED_ROLLOUT} of the Lease"
+                waiting[group] = PAUSED.sentence
+                held.update(dict.fromkeys(self.tally.pending(group), PAUSED))
                 continue
-            if why := self._choose(group, chosen):
+            if why := self._choose(group, chosen, held):
                 waiting[group] = why
+        if (before := self._grants.held) != held:
+            self._grants.held = held
+            self._mark(name for name in {*before, *held} if before.get(name) != held.get(name))
         if waiting != self.waiting:
             self.waiting = waiting
             self._election.say(WAITING, json.dumps(waiting, sort_keys=True)[:2000] if waiting else None)
             self._telling.waiting(waiting)
         if chosen:
-            self._spawn(self._begin(chosen))
+            self._tasks.spawn(self._begin(chosen), *chosen)
 
     @property
     def is_paused(self) -> bool:
         """Whether a person wants no node to be begun."""
-        lease = self._election.lease
-        return lease is not None and bool(lease.annotations.get(PAUSED_ROLLOUT))
+        return is_paused(self._election.lease)
 
-    def _choose(self, group: str, chosen: list[str]) -> str:
+    def _choose(self, group: str, chosen: list[str], held: dict[str, Turn]) -> str:
         """Takes nodes of a group in their order as long as there is room; gives why no more, empty where all have their turn."""
         why = paused = busy = ""
         for name in self.tally.pending(group):
-            match self._ask_turn(name, chosen):
+            match self._ask_turn(name, chosen, held):
                 case Turn(because=Because.PAUSED, sentence=sentence):  # others may wait for another template
                     paused = sentence
                 case Turn(because=Because.GANG_BUSY, sentence=sentence):  # others may be of another gang
@@ -490,14 +507,14 @@ class Controller:
                     break
         if why:
             for name in self.tally.pending_unavailable(group):  # these need less room
-                self._ask_turn(name, chosen)
+                self._ask_turn(name, chosen, held)
         return why or paused or busy
 
-    def _ask_turn(self, name: str, chosen: list[str]) -> Turn | None:
+    def _ask_turn(self, name: str, chosen: list[str], held: dict[str, Turn]) -> Turn | None:
         """Takes the node if it is its turn; gives why not, None where that is no question of turns."""
         stay = self.stays.get(name)
         node = self.cache.nodes.get(name)
-        if node is None or name in self._grants.starting or name in self._writing or stay is None or stay.because is not Because.NO_SLOT:
+        if node is None or name in self._grants.starting or name in self._writing or stay is None or stay.because not in OF_TURNS:
             return None
         policy = self.groups.of(node.labels).policy
         if policy is None or self.tally.get(name) is None:
@@ -506,6 +523,8 @@ class Controller:
             return Turn(sentence=f"{FREED_AT_ONCE} nodes are being freed, and no more than that are at once")
         turn = self.tally.turn(name, policy, self._settings.cluster_max_unavailable, self._settings.most_failures)
         if not turn.is_granted:
+            if turn.because is not Because.NO_SLOT:
+                held[name] = turn
             return turn
         chosen.append(name)
         self._grants.starting.add(name)
@@ -518,7 +537,7 @@ class Controller:
             self._grants.starting.difference_update(names)  # what a predecessor granted stays said until ours leads again
             self._mark(names)
             return
-        refusals = await asyncio.gather(*(self._look(name) for name in names))
+        refusals = await asyncio.gather(*(self._looks.at(name) for name in names))
         fine = [name for name, refusal in zip(names, refusals, strict=True) if refusal is None]
         for name, refusal in zip(names, refusals, strict=True):
             if refusal is not None:
@@ -532,37 +551,15 @@ class Controller:
             logger.warning("starts could not be granted, trying again", extra={"nodes": fine, "error": error.message})
             # The write may have been taken, so what it says stays said until the nodes show something else.
             await self._clock.sleep(AFTER_ERROR)
-            self._spawn(self._begin(fine))
+            self._tasks.spawn(self._begin(fine), *fine)
             return
         self._mark(names)
-
-    async def _look(self, name: str) -> str | None:
-        """Why a node cannot be begun; None where nothing stands in the way."""
-        node = self.cache.nodes.get(name)
-        if node is None:
-            return "it is gone"
-        situation = self.situation(node)
-        self.parking.holds.pop(name, None)
-        if situation.policy is None or (may_only_restart(situation) and not situation.has_maintenance):
-            return None
-        try:
-            pods = await self._fleet.pods_on(name)
-            policy, settings = situation.policy, self._settings.agent
-            means = await self.parking.means(node, policy)
-            todo = await what_to_free(self._fleet, self._handlers, settings, node, pods.items, policy, Work.FREE, means)
-            never = never_evicted(todo.evict, self.cache.budgets(pod.namespace for pod in todo.evict))
-        except ClusterError as error:
-            return f"its pods cannot be looked at: {error.message}"
-        if why := self.parking.plan(name, todo.hold, has_maintenance=situation.has_maintenance):
-            return why
-        refusals = () if situation.policy.drain.enable else todo.refusals  # the drain has other rules, and comes after
-        return "; ".join((*refusals, *never)) or None
 
     def _refuse(self, name: str, sentence: str) -> None:
         """Nothing is done to the node; it is looked at again later."""
         self._remind(name, self._grants.refuse(name, sentence))
         if name in self._grants.inherited and name in self.cache.nodes:
-            self._request(self._void(self.cache.nodes[name]))
+            self._tasks.request(self._void(self.cache.nodes[name]), name)
         else:
             self._let_go(name)
             self._mark((name,))
@@ -590,5 +587,5 @@ class Controller:
         if still is None or state_of(still.labels.get(UPGRADE_STATE)) is not State.REQUIRED:
             self._let_go(name)
         elif name in self._grants.inherited:
-            self._request(self._void(still))
+            self._tasks.request(self._void(still), name)
         self._mark((name,))

@@ -154,9 +154,9 @@ def _counters(telling: Telling) -> Iterator[Metric]:
         f"{OURS}evictions": ("Pods whose eviction was accepted.", telling.evictions),
         f"{OURS}driver_pod_restarts": ("Driver pods that were deleted.", telling.driver_restarts),
         f"{OURS}events_dropped": ("Events that were never sent, because too many waited.", telling.dropped_events),
-        f"{OURS}bugs": ("Decisions that ended in an error of this program.", telling.bugs),
+        f"{OURS}bugs": ("Decisions and work about nodes that ended in an error of this program.", telling.bugs),
         f"{NVIDIAS}reconciliation": ("Rounds of the loop.", telling.passes),
-        f"{NVIDIAS}reconciliation_failed": ("Decisions that ended in an error of this program.", telling.bugs),
+        f"{NVIDIAS}reconciliation_failed": ("Decisions and work about nodes that ended in an error of this program.", telling.bugs),
     }
     for name, (text, value) in values.items():
         yield CounterMetricFamily(name, text, value)

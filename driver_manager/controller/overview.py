@@ -8,11 +8,12 @@ import json
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Final
 
 from driver_manager.config import Settings
 from driver_manager.controller.cache import Cache
-from driver_manager.controller.election import read_grants
+from driver_manager.controller.election import is_paused, read_grants
 from driver_manager.controller.sight import situation_of
 from driver_manager.controller.work import Handlers, what_to_free
 from driver_manager.core.agentreport import with_report
@@ -89,10 +90,28 @@ class Leader:
     transitions: int = 0
     grants: tuple[str, ...] = ()
     paused: str = ""
+    """What the annotation says, where that pauses."""
+    no_pause: str = ""
+    """What it says, where that does not."""
     role: str = ""
     """`lead: ...` or `follow: ...`, as the controller says; empty where it does not."""
     problem: str = ""
     """Why it is not known."""
+
+    def silent_seconds(self, now: float) -> float:
+        """For how long the holder has not renewed the Lease, if that is too long for one that lives; else 0.
+
+        Two clocks are compared here, the leader's and the reader's, so twice the time of the Lease is let pass.
+        """
+        try:
+            age = now - datetime.fromisoformat(self.renewed).timestamp()
+        except ValueError:
+            return 0.0
+        return age if age > 2 * self.duration else 0.0
+
+    def leads(self, now: float) -> bool:
+        """Whether somebody leads, as far as the Lease tells."""
+        return bool(self.holder) and not self.silent_seconds(now)
 
     @property
     def is_following(self) -> bool:
@@ -164,13 +183,15 @@ async def read_leader(fleet: Fleet, namespace: str, name: str) -> Leader:
         return Leader(
             problem=f"there is no Lease {namespace}/{name}: no controller has ever led from there (--lease-namespace, --lease-name)"
         )
+    written = lease.annotations.get(PAUSED_ROLLOUT, "")
     return Leader(
         holder=lease.holder,
         renewed=lease.renewed,
         duration=lease.duration_seconds,
         transitions=lease.transitions,
         grants=tuple(sorted(read_grants(lease))),
-        paused=lease.annotations.get(PAUSED_ROLLOUT, ""),
+        paused=written if is_paused(lease) else "",
+        no_pause="" if is_paused(lease) else written,
         role=lease.annotations.get(ROLE, ""),
         waiting=_waiting(lease),
     )
@@ -285,7 +306,7 @@ def _row(seen: Situation, leader: Leader) -> Row:
         sentence = rest.sentence if rest is not None else ""
     elif decision.moves and seen.policy is not None:
         move = decision.moves[-1]
-        who = "goes on" if leader.holder else "would go on, but nobody leads,"
+        who = "goes on" if leader.leads(seen.now) else "would go on, but nobody leads,"
         sentence = f"{who} to {move.after or 'no state'}: {move.sentence}"
     return Row(
         node=seen.node.name,

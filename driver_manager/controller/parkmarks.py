@@ -47,8 +47,8 @@ class Loop:
     """Nodes that are being written: the loop decides nothing about them, and neither are they touched here."""
     mark: Callable[[Iterable[str]], None]
     """Has nodes decided about."""
-    request: Callable[[Coroutine[Any, Any, None]], None]
-    """Does something that the end of the leader's life waits for."""
+    request: Callable[[Coroutine[Any, Any, None], str], None]
+    """Does something about a node that the end of the leader's life waits for."""
 
 
 class ParkMarks:
@@ -150,7 +150,7 @@ class ParkMarks:
             return
         ended = asyncio.Event()
         self._loop.writing.add(node.name)
-        self._loop.request(self._prove_on(node.name, ended))
+        self._loop.request(self._prove_on(node.name, ended), node.name)
         await ended.wait()
 
     async def _is_kept_off(self, owner: str, node_name: str) -> bool:

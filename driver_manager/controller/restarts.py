@@ -25,7 +25,7 @@ class Restarts:
         may: whether the driver pod of a node may be deleted now.
         told: hears of each deletion.
         remind: has a node decided about at a time, in Unix seconds.
-        request: has something done beside the loop.
+        request: has something about a node done beside the loop.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Restarts:
         may: Callable[[str], bool],
         told: Callable[[str, FleetPod], None],
         remind: Callable[[str, float], None],
-        request: Callable[[Coroutine[Any, Any, None]], None],
+        request: Callable[[Coroutine[Any, Any, None], str], None],
     ) -> None:
         self._fleet, self._clock = fleet, clock
         self._may, self._told, self._remind, self._request = may, told, remind, request
@@ -50,7 +50,7 @@ class Restarts:
         if uid != pod.uid or again_at <= now:
             again_at = now + DELETE_AGAIN
             self._asked[name] = (pod.uid, again_at)
-            self._request(self._delete(name, pod))
+            self._request(self._delete(name, pod), name)
         self._remind(name, again_at)
 
     async def _delete(self, name: str, pod: FleetPod) -> None:

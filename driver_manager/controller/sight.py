@@ -30,6 +30,7 @@ def situation_of(node: NodeView, cache: Cache, groups: Groups, settings: Rollout
         drivers=cache.drivers_on(node.name),
         validators=cache.validators_on(node.name),
         needs_validator=cache.needs_validator(node),
+        published=cache.published_on(node.name),
         turn=turn,
         settings=settings,
     )

@@ -190,7 +190,7 @@ class Telling:
         self._event(Subject.node(node), Because.FREED, f"evicted {_some(evicted)}", is_warning=False)
 
     def bug(self, node_name: str) -> None:
-        """A decision failed."""
+        """A decision, or work about a node, ended in an error of the program."""
         self.bugs += 1
 
 

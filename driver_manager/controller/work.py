@@ -31,7 +31,9 @@ MAX_ROUNDS: Final = 3
 HANDLERS_SECONDS: Final = 300.0
 REPORT_SECONDS: Final = 1.0
 UNAWAITED: Final = frozenset({Work.FREE_UNKNOWN, Work.FREE_REPORTED})
-"""Work that no state of the node waits for: it is tried again as long as the node is where it is."""
+"""Work that no state of the node waits for."""
+TRIED_AGAIN: Final = UNAWAITED | {Work.LOOK_FOR_JOBS}
+"""Work that is tried again as long as the node is where it is, because nothing follows from its failure."""
 FIRST_AGAIN: Final = 30.0
 LONGEST_AGAIN: Final = 300.0
 """Seconds until such work is tried again; doubling."""
@@ -161,14 +163,18 @@ class Worker:
         self.told = Told()
 
     async def run(self) -> None:
-        """Works until the job is done, has failed, or is cancelled. An API server that does not answer is waited for."""
+        """Works until the job is done, has failed for good, or is cancelled. An API server that does not answer is waited for."""
+        pause = FIRST_AGAIN
         while True:
             try:
                 await self._do()
                 return
             except (DeadlineExceeded, Refused, Forbidden) as error:
                 self._tell(Freeing(failure=error.message, blockers=self._blockers()))
-                return
+                if self.job.work not in TRIED_AGAIN:
+                    return
+                await self._clock.sleep(pause)
+                pause = min(2 * pause, LONGEST_AGAIN)
             except ClusterError as error:
                 logger.warning("freeing a node broke off", extra={"node": self.job.node.name, "error": error.message})
                 await self._clock.sleep(RETRY_SECONDS)
@@ -176,24 +182,11 @@ class Worker:
     async def _do(self) -> None:
         if self.job.waits_for_jobs or self.job.work is Work.LOOK_FOR_JOBS:
             await self._watch_jobs()
-        if self.job.work in UNAWAITED:
-            await self._free_again_and_again()
-        elif self.job.work is not Work.LOOK_FOR_JOBS:
-            await self._free()
-
-    async def _free_again_and_again(self) -> None:
-        """Frees; who cannot go is told, and tried again: nothing follows from it."""
-        pause = FIRST_AGAIN
-        while True:
+        if self.job.work in UNAWAITED:  # each try has the whole time
             limit = self.job.policy.pod_deletion.timeout_seconds
             self._deadline = self._clock.epoch() + limit if limit else 0.0
-            try:
-                await self._free()
-                return
-            except (DeadlineExceeded, Refused) as error:
-                self._tell(Freeing(failure=error.message, blockers=self._blockers()))
-            await self._clock.sleep(pause)
-            pause = min(2 * pause, LONGEST_AGAIN)
+        if self.job.work is not Work.LOOK_FOR_JOBS:
+            await self._free()
 
     def _blockers(self) -> tuple[str, ...]:
         return self.told.freeing.blockers if self.told.freeing else ()

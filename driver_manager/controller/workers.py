@@ -13,10 +13,10 @@ class Workers:
 
     Args:
         make: a worker for a job.
-        spawn: has something run beside the loop.
+        spawn: has something about a node run beside the loop.
     """
 
-    def __init__(self, make: Callable[[Job], Worker], spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]) -> None:
+    def __init__(self, make: Callable[[Job], Worker], spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]) -> None:
         self._make, self._spawn = make, spawn
         self._running: dict[str, tuple[Worker, asyncio.Task[None]]] = {}
         self._slots = asyncio.Semaphore(FREED_AT_ONCE)
@@ -30,7 +30,7 @@ class Workers:
             return
         self.stop(name)
         worker = self._make(job)
-        self._running[name] = (worker, self._spawn(self._run(worker)))
+        self._running[name] = (worker, self._spawn(self._run(worker), name))
 
     async def _run(self, worker: Worker) -> None:
         async with self._slots:

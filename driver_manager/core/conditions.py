@@ -18,6 +18,8 @@ ROLLED_OUT: Final = "DriverManagerRolledOut"
 """Whether all of its nodes have the wanted driver; else how many wait, and why."""
 LEADS: Final = "DriverManagerLeads"
 """Whether this controller leads the upgrades, or follows gpu-operator."""
+PACED: Final = "DriverManagerPaced"
+"""Whether drivers are replaced only when this controller says so. Said from the first time on that they are not."""
 NOT_IN_USE: Final = "NotInUse"
 MAX_REASONS: Final = 8
 NO_NEWS: Final = frozenset({Because.UP_TO_DATE, Because.NO_REVISION})
@@ -57,9 +59,11 @@ def wanted_conditions(
     )
     if group is None:  # nothing is begun there, and taken back where it was in use before
         unused = "the upgrade policy of nodes is another resource's, or a file's"
-        there = [each for each in (ACCEPTED, ROLLED_OUT) if each in source.conditions]
+        there = [each for each in (ACCEPTED, ROLLED_OUT, PACED) if each in source.conditions]
         return [Condition(type=each, is_true=False, reason=NOT_IN_USE, sentence=unused) for each in there] + [leads]
-    return [_accepted(name, groups), _rolled_out(group, sums.get(name, Sums()), stays.get(name, Counter())), leads]
+    mine, reasons = sums.get(name, Sums()), stays.get(name, Counter())
+    paced = [_paced(mine, reasons[Because.NOT_ON_DELETE], standing)] if reasons[Because.NOT_ON_DELETE] or PACED in source.conditions else []
+    return [_accepted(name, groups), _rolled_out(group, mine, reasons), *paced, leads]
 
 
 def _accepted(name: str, groups: Groups) -> Condition:
@@ -68,6 +72,16 @@ def _accepted(name: str, groups: Groups) -> Condition:
     if note := groups.notes.get(name):
         return Condition(type=ACCEPTED, is_true=True, reason="FieldsDropped", sentence=note)
     return Condition(type=ACCEPTED, is_true=True, reason="Accepted", sentence="the upgrade policy is used as it is")
+
+
+def _paced(sums: Sums, nodes: int, standing: Standing) -> Condition:
+    if standing.role is not Role.LEAD:
+        return Condition(type=PACED, is_true=False, reason=NOT_IN_USE, sentence="gpu-operator says when a driver is replaced")
+    if not nodes:
+        return Condition(type=PACED, is_true=True, reason="OnDelete", sentence="all driver DaemonSets have the update strategy OnDelete")
+    sentence = f"the driver DaemonSets of {nodes} of {sums.total} nodes have another update strategy than OnDelete: Kubernetes itself"
+    sentence += " replaces their drivers, past every budget, and no node is begun; set updateStrategy.type to OnDelete"
+    return Condition(type=PACED, is_true=False, reason=Because.NOT_ON_DELETE.value, sentence=sentence)
 
 
 def _rolled_out(group: Group, sums: Sums, stays: Counter[Because]) -> Condition:

@@ -35,6 +35,8 @@ class Kind(StrEnum):
     """Of all namespaces."""
     MAINTENANCES = "nodemaintenances"
     """Of the namespace that the settings name; not served where they name none."""
+    SLICES = "resourceslices"
+    """Those of NVIDIA's DRA driver for GPUs; not served where the API has no dynamic resource allocation."""
 
 
 def is_driver(labels: Mapping[str, str]) -> bool:
@@ -231,7 +233,26 @@ class MaintenanceView:
         return requestor in self.others or (requestor == self.requestor and not self.is_deleting)
 
 
-Item = NodeView | FleetPod | FleetSet | Revision | PolicySource | BudgetView | MaintenanceView
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SliceView:
+    """A ResourceSlice: devices of one node that claims can have.
+
+    https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocation/
+    """
+
+    name: str
+    uid: str
+    node_name: str
+    """Empty: its devices are not those of a single node."""
+    driver: str
+    pool: str
+    generation: int
+    """Of the pool: only the slices of its highest one count."""
+    devices: int
+    """How many it holds."""
+
+
+Item = NodeView | FleetPod | FleetSet | Revision | PolicySource | BudgetView | MaintenanceView | SliceView
 
 
 @dataclass(frozen=True, slots=True)

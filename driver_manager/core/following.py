@@ -10,7 +10,7 @@ import msgspec
 
 from driver_manager.core.parking import NOTHING_HELD, TOO_MANY_PARKED, is_left_over, is_recorded, put_on, taken_off
 from driver_manager.core.parking import is_held as held
-from driver_manager.core.rollout_record import Progress, encode
+from driver_manager.core.rollout_record import MAX_PAUSED, TOO_MANY_PAUSED, Progress, encode
 from driver_manager.core.rollout_states import BEFORE_RESTART, IDLE, Because, State
 from driver_manager.core.rollout_steps import give_back_maintenance, opened, remembered
 from driver_manager.core.situation import Decision, NodeChange, Situation, Stay, Work
@@ -57,7 +57,8 @@ def _held_off(situation: Situation) -> tuple[Progress, NodeChange] | None:
     if situation.state not in FREED_IN or situation.bad_progress or not node.unschedulable or not hold or not hold.missing_on(node):
         return None
     change, fields = put_on(node, situation.progress, hold)
-    if not change.needed_on(node) and is_recorded(situation.progress, fields):
+    is_done = not change.needed_on(node) and is_recorded(situation.progress, fields)
+    if is_done or len(fields["paused"]) > MAX_PAUSED:
         return None
     return msgspec.structs.replace(situation.progress or Progress(node=node.uid), **fields), change
 
@@ -109,7 +110,7 @@ def _freeing(situation: Situation) -> Stay:
         if situation.state is State.WAIT_FOR_JOBS and situation.jobs:
             because, sentence = Because.WAITING_FOR_JOBS, f"gpu-operator and ours wait for pods to finish: {', '.join(situation.jobs[:5])}"
     elif freeing.hold and freeing.hold.missing_on(situation.node):
-        because, sentence = Because.NOT_FREED, TOO_MANY_PARKED
+        because, sentence = Because.NOT_FREED, TOO_MANY_PAUSED if len(freeing.hold.paused) > MAX_PAUSED else TOO_MANY_PARKED
     elif freeing.is_done or not (freeing.failure or freeing.blockers):
         because, sentence = Because.FOLLOWING, "nobody is left on it that gpu-operator does not know"
     elif freeing.failure:

@@ -12,7 +12,7 @@ import msgspec
 
 from driver_manager.core.fleet import FleetPod
 from driver_manager.core.parking import TOO_MANY_PARKED, adopted, is_left_over, is_recorded, put_on, taken_off
-from driver_manager.core.rollout_record import MAX_NAME, MAX_TRIES, Progress
+from driver_manager.core.rollout_record import MAX_DEVICES, MAX_NAME, MAX_PAUSED, MAX_TRIES, TOO_MANY_PAUSED, Progress
 from driver_manager.core.rollout_states import BEFORE_RESTART, IDLE, WORKING, Because, State
 from driver_manager.core.rollout_steps import (
     NO_POLICY,
@@ -34,10 +34,10 @@ from driver_manager.core.rollout_steps import (
     wait_or_fail,
 )
 from driver_manager.core.situation import Decision, Move, NodeChange, Situation, Stay, Turn, Work
-from driver_manager.core.snapshot import NodeView
 from driver_manager.core.upgrade_policy import written_policy
 from driver_manager.names import (
     ACCEPT,
+    GPU_DRA_DRIVER,
     INITIAL_UNSCHEDULABLE,
     REQUESTOR_MODE,
     ROLLOUT,
@@ -122,7 +122,7 @@ def _adopt(situation: Situation, state: State) -> Step:
         policy=situation.group[:MAX_NAME],
         rules=written_policy(situation.policy) if situation.policy else {},
         is_cordoned=node.unschedulable and not is_foreign,
-        devices=_devices(node) if state in BEFORE_RESTART else {},
+        devices=_devices(situation) if state in BEFORE_RESTART else {},
         attempt=1,
         **adopted(node),
     )
@@ -173,8 +173,17 @@ def _idle(situation: Situation) -> Step:
 
 def _up_to_date(situation: Situation, sentence: str) -> Step:
     if situation.state is State.DONE:
-        return Stay(because=Because.UP_TO_DATE, sentence=sentence)
+        return _not_on_delete(situation) or Stay(because=Because.UP_TO_DATE, sentence=sentence)
     return done(situation, Because.UP_TO_DATE, sentence)
+
+
+def _not_on_delete(situation: Situation) -> Stay | None:
+    """That the next driver will not ask for anybody's turn; a person hears of it before there is one. None where it will."""
+    daemon_set = situation.daemon_set
+    if daemon_set is None or daemon_set.is_on_delete:
+        return None
+    sentence = f"Kubernetes itself replaces the pods of {daemon_set.ref}, past every budget: no node is begun"
+    return Stay(because=Because.NOT_ON_DELETE, sentence=f"{sentence} until its updateStrategy has the type OnDelete")
 
 
 def _no_policy(situation: Situation) -> Stay:
@@ -229,6 +238,8 @@ def _not_yet(situation: Situation) -> Stay | None:
     if not situation.has_own_cordon and (driver is None or situation.daemon_set is None):  # nobody is evicted for nothing
         what = "no driver pod is here" if driver is None else f"no driver DaemonSet would replace the driver pod {driver.ref}"
         return Stay(because=Because.NO_DRIVER, sentence=f"{what}: there is nothing to upgrade")
+    if (stay := _not_on_delete(situation)) is not None:
+        return stay
     if situation.daemon_set is not None and not situation.wanted:
         return Stay(because=Because.NO_REVISION, sentence=_UNKNOWN_TEMPLATE)
     if not node.is_ready:
@@ -256,7 +267,7 @@ def _start(situation: Situation) -> Go:
         "policy": situation.group[:MAX_NAME],
         "rules": written_policy(policy),
         "is_cordoned": not was_closed,
-        "devices": dict(progress.devices) if progress and progress.devices else _devices(node),
+        "devices": dict(progress.devices) if progress and progress.devices else _devices(situation),
         "attempt": min(tries + 1, MAX_TRIES),
         "not_before": 0.0,
     }
@@ -279,9 +290,12 @@ def _start(situation: Situation) -> Go:
     return go(started, State.CORDON, Because.STARTED, "it is cordoned", change, **changes)
 
 
-def _devices(node: NodeView) -> dict[str, int]:
-    """How many of each resource the node has to have again; where none is allocatable now, what there is at all."""
-    return {name: count or node.capacity.get(name, 0) for name, count in node.allocatable.items()}
+def _devices(situation: Situation) -> dict[str, int]:
+    """How many of each resource the node has to have again; where none is allocatable now, what there is at all.
+
+    A node with too many kinds is not begun (`Looks`); one that others have begun is held to the first of them.
+    """
+    return {name: count or situation.node.capacity.get(name, 0) for name, count in sorted(situation.devices.items())[:MAX_DEVICES]}
 
 
 def may_only_restart(situation: Situation) -> bool:
@@ -311,7 +325,8 @@ def _wait_for_jobs(situation: Situation) -> Step:
         return go(situation, State.POD_DELETION, Because.JOBS_DONE, f"no pod of {selector.text} runs any more")
     if is_late(situation):
         return go(situation, State.POD_DELETION, Because.JOBS_TIMED_OUT, f"pods of {selector.text} did not finish in time")
-    sentence = f"waits for pods of {selector.text}: {_some(situation.jobs or ())}"
+    failure = situation.freeing.failure if situation.freeing and situation.jobs is None else ""
+    sentence = f"waits for pods of {selector.text}: {failure or _some(situation.jobs or ())}"
     return wait(situation, Because.WAITING_FOR_JOBS, sentence, Work.LOOK_FOR_JOBS)
 
 
@@ -328,6 +343,8 @@ def _held_off(situation: Situation) -> Step | None:
     change, fields = put_on(situation.node, situation.progress, hold)
     if not change.needed_on(situation.node) and is_recorded(situation.progress, fields):
         return try_again(situation, Because.NOT_FREED, TOO_MANY_PARKED)
+    if len(fields["paused"]) > MAX_PAUSED:
+        return try_again(situation, Because.NOT_FREED, TOO_MANY_PAUSED)
     words = "DaemonSets that use the driver are kept off"
     return same(situation, Because.HELD_OFF, words, change, since=situation.now, **fields)
 
@@ -475,9 +492,10 @@ def _not_valid(situation: Situation) -> tuple[Because, str] | None:
     if not situation.node.is_ready:
         return Because.NODE_NOT_READY, "waits for the node to be Ready"
     for name, count in (situation.progress.devices if situation.progress else {}).items():
-        there = situation.node.allocatable.get(name, 0)
-        if there < count:
-            return Because.DEVICES_MISSING, f"waits for {count} {name}, of which {there} are allocatable"
+        if (there := situation.devices.get(name, 0)) < count:
+            is_dra = name == GPU_DRA_DRIVER
+            what, where = (f"devices of {name}", "in its ResourceSlices") if is_dra else (name, "allocatable")
+            return Because.DEVICES_MISSING, f"waits for {count} {what}, of which {there} are {where}"
     return None
 
 
@@ -486,7 +504,7 @@ def _uncordon(situation: Situation) -> Step:
     assert progress is not None
     if (stay := give_back_maintenance(situation)) is not None:
         return stay
-    is_proven = progress.reason != Because.ACCEPTED
+    is_proven = progress.reason in (Because.VALIDATED, Because.RECOVERED)  # not where a person or another controller moved it here
     ended = msgspec.structs.replace(progress, done=situation.now if is_proven else progress.done)
     change = NodeChange(annotations={ACCEPT: None})
     if opened(situation) is False:

@@ -7,42 +7,49 @@ import ast
 import inspect
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Final
 
+from driver_manager.config import duration_words
 from driver_manager.core import rollout_states
 from driver_manager.core.rollout_states import TRANSITIONS, Because, State
+from driver_manager.core.situation import RolloutSettings
 
-EXITS: Final[Mapping[State, tuple[str, str]]] = {
-    State.UNKNOWN: ("a policy, and a driver pod", "nothing is done to the node"),
-    State.DONE: ("a new template, a request, an init container that waits for a safe load", "nothing is done to the node"),
-    State.REQUIRED: (
-        "its turn; a driver that is the wanted one after all; the policy goes (with our cordon on and no driver: `upgrade-failed`)",
-        "nothing is done to the node; the reason says what it waits for",
-    ),
-    State.CORDON: ("at once", "none needed"),
-    State.WAIT_FOR_JOBS: ("the pods are gone, or the time is over", "`waitForCompletion.timeoutSeconds`; 0 is no bound, in words"),
-    State.POD_DELETION: (
-        "the node is free; else a drain where the policy has it, else back to wait, three times",
-        "`podDeletion.timeoutSeconds`; 0 is no bound, in words",
-    ),
-    State.DRAIN: ("the node is free; else back to wait, three times", "`drain.timeoutSeconds`; 0 is no bound, in words"),
-    State.MAINTENANCE: (
-        "the maintenance operator is ready; its object or its kind is gone: back to wait",
-        "none, in words: the operator's, or a person deletes the object",
-    ),
-    State.AFTER_MAINTENANCE: ("at once", "none needed"),
-    State.POD_RESTART: (
-        "the new driver is ready; it fails; the old one cannot be deleted: back to wait",
-        "30 min from the deletion, anew with each template",
-    ),
-    State.VALIDATION: ("all is well, or a person accepts it; the time is over; the driver is outdated again", "10 min"),
-    State.UNCORDON: ("at once, after a maintenance operator's object is given back", "none needed"),
-    State.FAILED: (
-        "a new template, a request, a driver that becomes healthy, a person's acceptance",
-        "a person's: the sentence says why and what helps",
-    ),
-}
-"""State -> what ends it, and within which time."""
+
+def exits(settings: RolloutSettings) -> Mapping[State, tuple[str, str]]:
+    """State -> what ends it, and within which time, under these settings."""
+    again = f"else back to wait, {f'{settings.attempts} times' if settings.attempts else 'any number of times'}"
+    return {
+        State.UNKNOWN: ("a policy, and a driver pod", "nothing is done to the node"),
+        State.DONE: ("a new template, a request, an init container that waits for a safe load", "nothing is done to the node"),
+        State.REQUIRED: (
+            "its turn; a driver that is the wanted one after all; the policy goes (with our cordon on and no driver: `upgrade-failed`)",
+            "nothing is done to the node; the reason says what it waits for",
+        ),
+        State.CORDON: ("at once", "none needed"),
+        State.WAIT_FOR_JOBS: ("the pods are gone, or the time is over", "`waitForCompletion.timeoutSeconds`; 0 is no bound, in words"),
+        State.POD_DELETION: (
+            f"the node is free; else a drain where the policy has it, {again}",
+            "`podDeletion.timeoutSeconds`; 0 is no bound, in words",
+        ),
+        State.DRAIN: (f"the node is free; {again}", "`drain.timeoutSeconds`; 0 is no bound, in words"),
+        State.MAINTENANCE: (
+            "the maintenance operator is ready; its object or its kind is gone: back to wait",
+            "none, in words: the operator's, or a person deletes the object",
+        ),
+        State.AFTER_MAINTENANCE: ("at once", "none needed"),
+        State.POD_RESTART: (
+            "the new driver is ready; it fails; the old one cannot be deleted: back to wait",
+            f"{duration_words(settings.driver_timeout)} from the deletion, anew with each template",
+        ),
+        State.VALIDATION: (
+            "all is well, or a person accepts it; the time is over; the driver is outdated again",
+            duration_words(settings.validation_timeout),
+        ),
+        State.UNCORDON: ("at once, after a maintenance operator's object is given back", "none needed"),
+        State.FAILED: (
+            "a new template, a request, a driver that becomes healthy, a person's acceptance",
+            "a person's: the sentence says why and what helps",
+        ),
+    }
 
 
 def sentences(kind: type[StrEnum]) -> dict[str, str]:
@@ -70,9 +77,9 @@ def diagram() -> str:
 
 
 def state_table() -> str:
-    """A row for each state."""
-    meanings = sentences(State)
-    rows = [f"| `{_shown(state)}` | {meanings[state.value]} | {' | '.join(EXITS[state])} |" for state in State]
+    """A row for each state, with the times that hold where nobody sets others."""
+    meanings, ends = sentences(State), exits(RolloutSettings())
+    rows = [f"| `{_shown(state)}` | {meanings[state.value]} | {' | '.join(ends[state])} |" for state in State]
     return "\n".join(["| state | meaning | what ends it | within |", "| --- | --- | --- | --- |", *rows])
 
 

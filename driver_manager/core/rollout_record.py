@@ -12,16 +12,31 @@ from msgspec import Meta
 from driver_manager.core.hold import MAX_PARKED
 from driver_manager.core.snapshot import NodeView
 from driver_manager.core.upgrade_policy import recorded_policy
+from driver_manager.errors import InvariantBroken
 from driver_manager.names import ROLLOUT
 
-MAX_BYTES: Final = 8 * 1024
+MAX_BYTES: Final = 48 * 1024
+"""Of UTF-8. By the limits below all that a node needs back fits, whatever its names; as a rule it is less than 2 KiB.
+
+The API server takes 256 KiB of annotations:
+https://kubernetes.io/docs/concepts/overview/working-with-objects/annotations/
+"""
 MAX_FAILURES: Final = 3
 """How many of the last failures are kept."""
 MAX_SENTENCE: Final = 300
 MAX_NAME: Final = 253
+MAX_KEY: Final = 317
+"""Of a label, a taint or a resource: a DNS name, a slash, and 63 characters."""
 MAX_TRIES: Final = 1000
+MAX_DEVICES: Final = 32
+"""Kinds of devices of one node."""
+MAX_PAUSED: Final = 32
+"""Labels of one node that can be paused."""
+TOO_MANY_PAUSED: Final = f"more than {MAX_PAUSED} labels of it would have to be paused"
+TOO_MANY_DEVICES: Final = f"it has more than {MAX_DEVICES} kinds of devices, and no more can be recorded"
 
 Short = Annotated[str, Meta(max_length=MAX_NAME)]
+Key = Annotated[str, Meta(max_length=MAX_KEY)]
 Count = Annotated[int, Meta(ge=0, lt=2**31)]
 When = Annotated[float, Meta(ge=0, lt=1e12)]
 
@@ -53,13 +68,13 @@ class Progress(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     """That policy as it was then (`written_policy`): it stays in force for this node."""
     is_cordoned: bool = msgspec.field(name="cordoned", default=False)
     """Whether the cordon is ours."""
-    devices: dict[Short, Count] = {}
+    devices: Annotated[dict[Key, Count], Meta(max_length=MAX_DEVICES)] = {}
     """Resource -> how many of it the node had before its first cordon for this target."""
-    parked: Annotated[list[Annotated[str, Meta(max_length=317)]], Meta(max_length=MAX_PARKED)] = []
+    parked: Annotated[list[Key], Meta(max_length=MAX_PARKED)] = []
     """`namespace/name` of the DaemonSets that are parked on the node because of us."""
-    paused: dict[Short, Short] = {}
+    paused: Annotated[dict[Key, Short], Meta(max_length=MAX_PAUSED)] = {}
     """Node label that we paused, so that DaemonSets which select it leave -> its value before."""
-    taint: Short = ""
+    taint: Key = ""
     """Key of our taint; its value says that it is ours."""
     attempt: Annotated[int, Meta(ge=0, le=MAX_TRIES)] = 0
     not_before: When = msgspec.field(name="notBefore", default=0.0)
@@ -89,14 +104,16 @@ _encoder: Final = msgspec.json.Encoder(order="sorted")
 
 
 def encode(progress: Progress) -> str:
-    """The annotation's value; the oldest failures go where it would be too long."""
-    while True:
-        text = _encoder.encode(progress).decode()
-        if len(text) <= MAX_BYTES:
-            return text
+    """The annotation's value; the oldest failures go where it would be too long.
+
+    Raises:
+        InvariantBroken: it would be too long without them: nothing that a node needs back is ever left out.
+    """
+    while len(written := _encoder.encode(progress)) > MAX_BYTES:
         if not progress.failures:
-            return _encoder.encode(msgspec.structs.replace(progress, rules={}, devices={})).decode()
+            raise InvariantBroken(f"the record of the roll-out would be {len(written)} bytes, more than {MAX_BYTES}")
         progress = msgspec.structs.replace(progress, failures=progress.failures[1:])
+    return written.decode()
 
 
 def decode(text: str) -> Progress:
@@ -105,8 +122,8 @@ def decode(text: str) -> Progress:
     Raises:
         BadProgress: with what is wrong.
     """
-    if len(text) > MAX_BYTES:
-        raise BadProgress(f"it is {len(text)} characters long, more than {MAX_BYTES}")
+    if (size := len(text.encode(errors="surrogatepass"))) > MAX_BYTES:
+        raise BadProgress(f"it is {size} bytes long, more than {MAX_BYTES}")
     try:
         progress = _decoder.decode(text)
         recorded_policy(progress.rules)

@@ -13,7 +13,7 @@ from driver_manager.core.rollout_record import Progress
 from driver_manager.core.rollout_states import IDLE, Because, State
 from driver_manager.core.snapshot import NodeView, Taint
 from driver_manager.core.upgrade_policy import UpgradePolicy, recorded_policy
-from driver_manager.names import SAFE_LOAD, UPGRADE_REQUESTED
+from driver_manager.names import GPU_DRA_DRIVER, SAFE_LOAD, UPGRADE_REQUESTED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +111,8 @@ class Situation:
     validators: tuple[FleetPod, ...] = ()
     needs_validator: bool = False
     """Whether a validator's DaemonSet matches the node."""
+    published: int = 0
+    """Devices of the node that NVIDIA's DRA driver offers in ResourceSlices."""
     has_maintenance: bool = False
     """Whether a maintenance operator frees the nodes."""
     maintenance: str = ""
@@ -128,6 +130,11 @@ class Situation:
         if self.progress and self.progress.rules:
             return recorded_policy(self.progress.rules)
         return self.policy or UpgradePolicy()
+
+    @property
+    def devices(self) -> dict[str, int]:
+        """Resource -> how many of it pods can have now; what claims can have goes by the name of its DRA driver."""
+        return {**self.node.allocatable, **({GPU_DRA_DRIVER: self.published} if self.published else {})}
 
     @property
     def driver(self) -> FleetPod | None:

@@ -20,6 +20,7 @@ from driver_manager.core.fleet import (
     MaintenanceView,
     NotServed,
     PolicySource,
+    SliceView,
 )
 from driver_manager.core.parking import Tried
 from driver_manager.core.snapshot import ChangeKind, Identity
@@ -27,15 +28,15 @@ from driver_manager.errors import Conflict, Forbidden, NotFound
 from driver_manager.kube import calls, fleetcalls, fleetviews, views
 from driver_manager.kube.client import RETRY_SECONDS, KubeCluster, open_connection
 from driver_manager.kube.fleetcalls import CUSTOM_KINDS, MAINTENANCE, CustomKind, Selection
-from driver_manager.kube.watch import Absent, Change, Listing, Watch, joined
+from driver_manager.kube.watch import Absent, Change, Listing, Source, Watch, joined
 from driver_manager.kube.wire import Reader, View
 from driver_manager.ports import Clock
 
 if TYPE_CHECKING:
     from driver_manager.kube.connection import Connection
 
-CONNECTIONS: Final = 128
-"""Each watch occupies one: twelve of the kinds followed, up to a hundred of nodes, and what is left is for requests."""
+CONNECTIONS: Final = 136
+"""Each watch occupies one: thirteen of the kinds followed, up to a hundred of nodes, and what is left is for requests."""
 
 
 async def connect_fleet(
@@ -114,6 +115,29 @@ class KubeFleet(KubeCluster):
                 return self._watch(fleetcalls.list_budgets(), fleetviews.BUDGETS).events()
             case Kind.MAINTENANCES:
                 return self._watch_custom(MAINTENANCE, fleetviews.MAINTENANCES, self._selection.maintenances).events()
+            case Kind.SLICES:
+                return self._watch_slices().events()
+
+    def _watch_slices(self) -> Watch[SliceView]:
+        """In the newest version that the server has, asked for at each list: an upgrade of the server may take one away."""
+        version = calls.DRA_VERSIONS[0]
+
+        async def listing() -> Listing[SliceView]:
+            nonlocal version
+            version = await self._dra_version() or calls.DRA_VERSIONS[0]
+            return await self._list(fleetcalls.list_slices(version), fleetviews.SLICES)
+
+        async def is_served() -> bool:
+            return await self._dra_version() is not None
+
+        source = Source(
+            about={"collection": fleetcalls.list_slices(version).resource},
+            list=listing,
+            watch=lambda since, seconds: calls.watch(fleetcalls.list_slices(version), since, seconds),
+            event=fleetviews.SLICES.event,
+            is_served=is_served,
+        )
+        return Watch(self._connection, self._clock, source)
 
     async def follow_set(self, ref: str) -> AsyncGenerator[FleetSet | None, None]:
         """Follows one DaemonSet without end."""

@@ -96,6 +96,7 @@ CLUSTER_RULES: Final = (
     _rule("get", "admissionregistration.k8s.io", *PARKING_RESOURCES),
     _rule("list", "node.k8s.io", "runtimeclasses"),
     _rule("get", names.DRA_GROUP, "resourceclaims"),
+    _rule("list watch", names.DRA_GROUP, "resourceslices"),
     _rule("get list watch", NVIDIA_GROUP, *(kind.plural for kind in CUSTOM_KINDS.values())),
     _rule("patch", NVIDIA_GROUP, *(f"{kind.plural}/status" for kind in CUSTOM_KINDS.values())),
     _rule("list watch", "policy", "poddisruptionbudgets"),
@@ -266,6 +267,17 @@ def list_custom(kind: CustomKind, namespace: str = "") -> Call:
 def list_budgets() -> Call:
     """Lists the PodDisruptionBudgets of all namespaces."""
     return Call(verb="list", resource="poddisruptionbudgets.policy", path="/apis/policy/v1/poddisruptionbudgets")
+
+
+def list_slices(version: str) -> Call:
+    """Lists the ResourceSlices of NVIDIA's DRA driver for GPUs."""
+    return Call(
+        verb="list",
+        resource=f"resourceslices.{names.DRA_GROUP}",
+        path=f"/apis/{names.DRA_GROUP}/{version}/resourceslices",
+        query={"fieldSelector": f"spec.driver={names.GPU_DRA_DRIVER}"},
+        may_be_unserved=True,
+    )
 
 
 def get_api_groups() -> Call:

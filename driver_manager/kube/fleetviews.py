@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from driver_manager import names
-from driver_manager.core.fleet import BudgetView, FleetPod, FleetSet, LeaseView, MaintenanceView, PolicySource, Revision
+from driver_manager.core.fleet import BudgetView, FleetPod, FleetSet, LeaseView, MaintenanceView, PolicySource, Revision, SliceView
 from driver_manager.core.parking import Tried
 from driver_manager.core.snapshot import LabelExpression, Owner
 from driver_manager.kube.views import BULK, LAST_APPLIED
@@ -198,6 +198,28 @@ class _MaintenanceSpec(Wire, frozen=True):
 class _Maintenance(WireObject, frozen=True):
     spec: _MaintenanceSpec = _MaintenanceSpec()
     status: _CustomStatus = _CustomStatus()
+
+
+class _Pool(Wire, frozen=True):
+    name: str = ""
+    generation: int = 0
+
+
+class _Nothing(Wire, frozen=True):
+    """A device: that it is there."""
+
+
+class _SliceSpec(Wire, frozen=True):
+    driver: str = ""
+    node_name: str = ""
+    pool: _Pool = _Pool()
+    devices: list[_Nothing] | None = None
+
+
+class _Slice(WireObject, frozen=True):
+    """The same in all versions, but for what is in a device."""
+
+    spec: _SliceSpec = _SliceSpec()
 
 
 class Conditions(msgspec.Struct, frozen=True):
@@ -471,6 +493,19 @@ def _maintenance_view(each: _Maintenance) -> MaintenanceView:
     )
 
 
+def _slice_view(each: _Slice) -> SliceView:
+    meta, spec = each.metadata, each.spec
+    return SliceView(
+        name=meta.name,
+        uid=meta.uid,
+        node_name=sys.intern(spec.node_name),
+        driver=sys.intern(spec.driver),
+        pool=sys.intern(spec.pool.name),
+        generation=spec.pool.generation,
+        devices=len(spec.devices or ()),
+    )
+
+
 def _conditions(each: _Conditioned) -> Conditions:
     meta, status = each.metadata, each.status
     return Conditions(meta.uid, meta.resource_version, meta.generation, status.state, status.conditions or [])
@@ -491,3 +526,4 @@ LEASES: Final = Reader(_Lease, _lease_view)
 CONDITIONS: Final = Reader(_Conditioned, _conditions)
 BUDGETS: Final = Reader(_Budget, _budget_view)
 MAINTENANCES: Final = Reader(_Maintenance, _maintenance_view)
+SLICES: Final = Reader(_Slice, _slice_view)

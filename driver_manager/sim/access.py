@@ -40,6 +40,7 @@ CONTROLLER_ROLE: Final = (
     ),
     rule("list", "node.k8s.io", "runtimeclasses"),
     rule("get", "resource.k8s.io", "resourceclaims"),
+    rule("list watch", "resource.k8s.io", "resourceslices"),
     rule("get list watch", "nvidia.com", "clusterpolicies nvidiadrivers"),
     rule("patch", "nvidia.com", "clusterpolicies/status nvidiadrivers/status"),
     rule("list watch", "policy", "poddisruptionbudgets"),

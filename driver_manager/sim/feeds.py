@@ -15,7 +15,7 @@ from driver_manager import names
 from driver_manager.core.fleet import Changed, Item, Kind, PolicySource, is_driver
 from driver_manager.core.snapshot import ChangeKind
 from driver_manager.sim.faults import WatchTrouble
-from driver_manager.sim.objects import Budget, DaemonSet, Maintenance, Node, Pod, Template, matches
+from driver_manager.sim.objects import Budget, DaemonSet, Maintenance, Node, Pod, Slice, Template, matches
 from driver_manager.sim.store import Object, Store
 
 POLICY_KINDS: Final = {Kind.CLUSTER_POLICIES: "ClusterPolicy", Kind.NVIDIA_DRIVERS: "NVIDIADriver"}
@@ -58,6 +58,8 @@ class Scope:
                 return kind is Kind.BUDGETS
             case Maintenance():
                 return kind is Kind.MAINTENANCES and one.namespace == self.maintenances
+            case Slice():
+                return kind is Kind.SLICES and one.driver == names.GPU_DRA_DRIVER
 
     def _selects_pod(self, kind: Kind, labels: Mapping[str, str]) -> bool:
         if kind is Kind.VALIDATOR_PODS:
@@ -259,6 +261,8 @@ class Feeds:
                 return list(store.budgets.values())
             case Kind.MAINTENANCES:
                 return list(store.maintenances.values())
+            case Kind.SLICES:
+                return list(store.slices.values())
 
 
 def kinds_of(one: Object) -> tuple[Kind, ...]:
@@ -278,6 +282,8 @@ def kinds_of(one: Object) -> tuple[Kind, ...]:
             return (Kind.BUDGETS,)
         case Maintenance():
             return (Kind.MAINTENANCES,)
+        case Slice():
+            return (Kind.SLICES,)
 
 
 def view(one: Object) -> Item:
@@ -287,5 +293,5 @@ def view(one: Object) -> Item:
             return one.view()
         case PolicySource():
             return one
-        case Pod() | DaemonSet() | Template() | Budget() | Maintenance():
+        case Pod() | DaemonSet() | Template() | Budget() | Maintenance() | Slice():
             return one.fleet_view()

@@ -50,8 +50,9 @@ RESOURCES: Final = {
     Kind.NVIDIA_DRIVERS: ("nvidia.com", "nvidiadrivers"),
     Kind.BUDGETS: ("policy", "poddisruptionbudgets"),
     Kind.MAINTENANCES: ("maintenance.nvidia.com", "nodemaintenances"),
+    Kind.SLICES: ("resource.k8s.io", "resourceslices"),
 }
-CLUSTER_WIDE: Final = frozenset({Kind.NODES, Kind.CLUSTER_POLICIES, Kind.NVIDIA_DRIVERS, Kind.BUDGETS, Kind.PARKABLE_SETS, Kind.GATED_PODS})
+IN_A_NAMESPACE: Final = frozenset({Kind.DAEMON_SETS, Kind.REVISIONS, Kind.DRIVER_PODS, Kind.VALIDATOR_PODS, Kind.MAINTENANCES})
 POLICY_RESOURCES: Final = {"ClusterPolicy": "clusterpolicies", "NVIDIADriver": "nvidiadrivers"}
 
 
@@ -155,7 +156,8 @@ class SimFleet(SimCluster):
         await self._life.sleep(self._store.latencies.request / 2)
         self._server.reach()
         group, resource = RESOURCES[kind]
-        namespace = "" if kind in CLUSTER_WIDE else scope.maintenances if kind is Kind.MAINTENANCES else scope.namespace
+        namespace = scope.maintenances if kind is Kind.MAINTENANCES else scope.namespace
+        namespace = namespace if kind in IN_A_NAMESPACE else ""
         if kind in self._feeds.not_served:
             return None
         access.demand(self.account, "list", group, resource, namespace)

@@ -20,7 +20,7 @@ from driver_manager.sim.feeds import POLICY_KINDS
 from driver_manager.sim.fleet import SimFleet
 from driver_manager.sim.gpunodes import Conduct, GpuNodes
 from driver_manager.sim.maintenances import MaintenanceOperator
-from driver_manager.sim.objects import HOSTNAME, Account, Cascade, DaemonSet, Node, Phase, Pod, PodSpec
+from driver_manager.sim.objects import HOSTNAME, Account, Cascade, DaemonSet, Node, Phase, Pod, PodSpec, Slice
 from driver_manager.sim.store import Deed, Latencies, Object
 from driver_manager.sim.world import AgentLife, World
 
@@ -56,6 +56,7 @@ class FleetWorld(World):
         on_delete: whether the driver's DaemonSets have that strategy.
         budget: how many GPU pods of the whole fleet may be away; None: no budget.
         maintenance: seconds until a maintenance operator cordons a node that it is asked for; None: there is none.
+        has_dra: whether the GPUs of nodes are in ResourceSlices, and not what a device plugin offers.
         latencies: how long the parts of the cluster take.
     """
 
@@ -77,6 +78,7 @@ class FleetWorld(World):
         on_delete: bool = True,
         budget: int | None = None,
         maintenance: float | None = None,
+        has_dra: bool = False,
         latencies: Latencies | None = None,
     ) -> None:
         super().__init__(seed, latencies)
@@ -101,7 +103,7 @@ class FleetWorld(World):
             spaces[MAINTENANCE_NAMESPACE] = MAINTENANCE_ROLE
         self.account = self.add_account(CONTROLLER, CONTROLLER_ROLE, namespace_rules=spaces)
         self.policy = {"autoUpgrade": True, "maxParallelUpgrades": 1} if policy is None else dict(policy)
-        self._gpus, self._gpu_pods, self._pod_grace = gpus, gpu_pods, pod_grace
+        self._gpus, self._gpu_pods, self._pod_grace, self._has_dra = gpus, gpu_pods, pod_grace, has_dra
         self._pools = tuple(pools)
         self._add_policies(self._pools)
         for pool in self._pools or ("",):
@@ -126,6 +128,9 @@ class FleetWorld(World):
         owner = {names.DRIVER_OWNER: pool} if pool else {}
         all_labels = {PRESENT: "true", names.DEPLOY_DRIVER: "true", VALIDATOR_LABEL: "true", **owner, **(labels or {})}
         node = self.add_node(name, gpus=self._gpus, labels=all_labels)
+        if self._has_dra:
+            node.has_dra = True
+            self.gpu_nodes.publish(node, self._gpus)
         replicas = self._gpu_pods if gpu_pods is None else gpu_pods
         if replicas:
             spec = PodSpec(
@@ -191,6 +196,17 @@ class FleetWorld(World):
             driver = self.driver_set(name)
             wanted = driver.spec.digest if digest is None else digest
             self.controllers.daemon_sets.set_template(driver, replace(driver.spec, digest=wanted, image=image or f"driver:{digest}"))
+
+    def publish(self, name: str, node_name: str, devices: int, *, driver: str = names.GPU_DRA_DRIVER, generation: int = 1) -> None:
+        """A DRA driver makes or changes a ResourceSlice of a node's pool."""
+        there = self.store.slices.get(name)
+        uid = there.uid if there is not None else self.store.uid()
+        made = Slice(name=name, uid=uid, node_name=node_name, devices=devices, driver=driver, generation=generation)
+        self.store.slice_written(made)
+
+    def unpublish(self, name: str) -> None:
+        """A DRA driver deletes a ResourceSlice."""
+        self.store.slice_removed(self.store.slices[name])
 
     def delete_daemon_set(self, daemon_set: DaemonSet, cascade: Cascade = Cascade.BACKGROUND) -> None:
         """Somebody deletes a DaemonSet."""

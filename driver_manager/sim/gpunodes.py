@@ -11,7 +11,7 @@ from typing import Any, Final
 from driver_manager import names
 from driver_manager.sim.feeds import Scope
 from driver_manager.sim.kubelet import Kubelets
-from driver_manager.sim.objects import NEVER, Node, Phase, Pod, matches
+from driver_manager.sim.objects import NEVER, Node, Phase, Pod, Slice, matches
 from driver_manager.sim.server import Server
 from driver_manager.sim.store import Store
 
@@ -204,14 +204,16 @@ class GpuNodes:
         if node is None:
             return
         if node_name not in self._ready:
-            if node.allocatable:
+            if node.name in self._store.slices:  # the kubelet deletes what its plugin no longer stands for
+                self._store.slice_removed(self._store.slices[node.name])
+            elif node.allocatable:
                 node.offered = 0
                 self._gone_at[node.uid] = self._store.timers.now()
                 self._store.node_written(node)
                 self._store.timers.later(FORGOTTEN_AFTER, lambda: self._forget(node))
             return
         conduct = self.of(node_name)
-        if node.allocatable == 0 and self._is_served(node_name) and conduct.devices_seconds != math.inf:
+        if not self._has_devices(node) and self._is_served(node_name) and conduct.devices_seconds != math.inf:
             self._store.timers.wake("devices", node.uid, conduct.devices_seconds, lambda: self._offer(node))
 
     def _is_served(self, node_name: str) -> bool:
@@ -219,10 +221,22 @@ class GpuNodes:
         validators = self._validators(node_name) if node_name in self._ready else []
         return node_name in self._ready and all(pod.is_ready for pod in validators)
 
+    def _has_devices(self, node: Node) -> bool:
+        return node.name in self._store.slices if node.has_dra else node.allocatable > 0
+
     def _offer(self, node: Node) -> None:
-        if self._store.nodes.get(node.name) is node and self._is_served(node.name) and node.allocatable == 0:
-            node.offered = node.counted = max(0, node.gpus - self.of(node.name).lost_gpus)
+        if self._store.nodes.get(node.name) is not node or not self._is_served(node.name) or self._has_devices(node):
+            return
+        gpus = max(0, node.gpus - self.of(node.name).lost_gpus)
+        if node.has_dra:
+            self.publish(node, gpus)
+        else:
+            node.offered = node.counted = gpus
             self._store.node_written(node)
+
+    def publish(self, node: Node, gpus: int) -> None:
+        """The node's DRA plugin publishes its devices."""
+        self._store.slice_written(Slice(name=node.name, uid=self._store.uid(), node_name=node.name, devices=gpus))
 
     def _forget(self, node: Node) -> None:
         is_long = self._store.timers.now() - self._gone_at.get(node.uid, math.inf) >= FORGOTTEN_AFTER - 1e-9

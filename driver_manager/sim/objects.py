@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-from driver_manager.core.fleet import BudgetView, FleetPod, FleetSet, MaintenanceView, Revision
+from driver_manager.core.fleet import BudgetView, FleetPod, FleetSet, MaintenanceView, Revision, SliceView
 from driver_manager.core.snapshot import (
     DaemonSetView,
     Identity,
@@ -18,7 +18,7 @@ from driver_manager.core.snapshot import (
     Taint,
     Toleration,
 )
-from driver_manager.names import PARK, PARKED, REVISION_HASH
+from driver_manager.names import GPU_DRA_DRIVER, PARK, PARKED, REVISION_HASH
 
 ALL_OF_GRACE: Final = math.inf
 """A stop time: the pod uses all of its grace period and is killed then."""
@@ -124,6 +124,8 @@ class Node:
     """GPUs that pods can have (allocatable); None: all of them."""
     counted: int | None = None
     """GPUs that the kubelet knows of (capacity); None: all of them."""
+    has_dra: bool = False
+    """Whether its GPUs are in a ResourceSlice, and not what a device plugin offers."""
     is_ready: bool = True
     is_down: bool = False
     """Its kubelet does nothing."""
@@ -133,10 +135,13 @@ class Node:
     @property
     def allocatable(self) -> int:
         """GPUs that pods can have."""
+        if self.has_dra:
+            return 0
         return self.gpus if self.offered is None else self.offered
 
     def view(self) -> NodeView:
         """As a reader sees it now."""
+        has_plugin = bool(self.gpus) and not self.has_dra
         return NodeView(
             name=self.name,
             uid=self.uid,
@@ -147,8 +152,8 @@ class Node:
             taints=self.taints,
             is_ready=self.is_ready,
             boot_id=self.boot_id,
-            allocatable={GPU: self.allocatable} if self.gpus else {},
-            capacity={GPU: self.gpus if self.counted is None else self.counted} if self.gpus else {},
+            allocatable={GPU: self.allocatable} if has_plugin else {},
+            capacity={GPU: self.gpus if self.counted is None else self.counted} if has_plugin else {},
         )
 
 
@@ -445,6 +450,30 @@ class Budget:
             selector=tuple(LabelExpression(key, "In", (value,)) for key, value in self.selector.items()),
             allowed=self.allowed,
             is_observed=self.is_observed,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class Slice:
+    """A ResourceSlice of a node."""
+
+    name: str
+    uid: str
+    node_name: str
+    devices: int
+    driver: str = GPU_DRA_DRIVER
+    generation: int = 1
+
+    def fleet_view(self) -> SliceView:
+        """As a follower sees it now."""
+        return SliceView(
+            name=self.name,
+            uid=self.uid,
+            node_name=self.node_name,
+            driver=self.driver,
+            pool=self.node_name,
+            generation=self.generation,
+            devices=self.devices,
         )
 
 

@@ -12,7 +12,7 @@ from typing import Final
 from driver_manager.core.fleet import EventNote, LeaseView, PolicySource
 from driver_manager.core.snapshot import ChangeKind, ClaimView, PodView
 from driver_manager.sim.clock import wall_at
-from driver_manager.sim.objects import REPLICA_SET, Account, Budget, DaemonSet, Deployment, Maintenance, Node, Pod, Template
+from driver_manager.sim.objects import REPLICA_SET, Account, Budget, DaemonSet, Deployment, Maintenance, Node, Pod, Slice, Template
 
 NAME_LETTERS: Final = "bcdfghjklmnpqrstvwxz2456789"
 """Kubernetes' alphabet of generated names."""
@@ -94,7 +94,7 @@ class Stream:
     changed: Signal = field(default_factory=Signal)
 
 
-Object = Node | Pod | DaemonSet | Template | PolicySource | Budget | Maintenance
+Object = Node | Pod | DaemonSet | Template | PolicySource | Budget | Maintenance | Slice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,6 +181,8 @@ class Store:
         self.accounts: dict[str, Account] = {}
         self.claims: dict[tuple[str, str], ClaimView] = {}
         self.has_claims_api = True
+        self.slices: dict[str, Slice] = {}
+        """By name."""
         self.runtime_classes: dict[str, str] = {}
         """Name -> handler."""
         self.terminating: dict[str, bool] = {}
@@ -270,6 +272,18 @@ class Store:
         maintenance.resource_version = self.version
         del self.maintenances[maintenance.ref]
         self.tell(maintenance, ChangeKind.GONE)
+
+    def slice_written(self, one: Slice) -> None:
+        """A ResourceSlice is new or has changed."""
+        self.version += 1
+        self.slices[one.name] = one
+        self.tell(one)
+
+    def slice_removed(self, one: Slice) -> None:
+        """A ResourceSlice leaves the API."""
+        self.version += 1
+        del self.slices[one.name]
+        self.tell(one, ChangeKind.GONE)
 
     def tell(self, one: Object, change: ChangeKind = ChangeKind.SEEN) -> None:
         """Lets those know who hear of everything."""

@@ -19,6 +19,7 @@ from tests.kube import crds, manifests, space
 from tests.kube.controlplane import STRATEGIC, ControlPlane
 
 Object = dict[str, Any]
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 NUMBERS = itertools.count(1)
 DRIVERS = {"key": COMPONENT, "operator": "In", "values": ["nvidia-driver", "nvidia-vgpu-manager"]}
@@ -133,6 +134,22 @@ class KubeFleetStage(FleetStage):
 
     def _budgets(self, name: str = "") -> str:
         return f"/apis/policy/v1/namespaces/{self.namespace}/poddisruptionbudgets" + (f"/{name}" if name else "")
+
+    async def publish(self, name: str, node: str, devices: int, *, driver: str = names.GPU_DRA_DRIVER, generation: int = 1) -> None:
+        pool = {"name": node, "generation": generation, "resourceSliceCount": 1}
+        spec = {"pool": pool, "devices": [{"name": f"gpu-{number}"} for number in range(devices)]}
+        path = f"{SLICES}/{self.namespace}-{name}"
+        if path in self._cluster_wide:
+            await self._do(self.cp.patch, path, {"spec": spec})
+            return
+        self._cluster_wide.append(path)
+        meta = {"name": f"{self.namespace}-{name}"}
+        await self._do(self.cp.create, SLICES, {"metadata": meta, "spec": {**spec, "driver": driver, "nodeName": node}})
+
+    async def unpublish(self, name: str) -> None:
+        path = f"{SLICES}/{self.namespace}-{name}"
+        self._cluster_wide.remove(path)
+        await self._do(self.cp.delete, path)
 
     async def work_on(self, name: str, *, ready: bool = False, finalizer: bool | None = None) -> None:
         path = crds.path("NodeMaintenance", name, namespace=self.namespace)

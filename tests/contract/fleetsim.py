@@ -93,6 +93,12 @@ class SimFleetStage(FleetStage):
     async def remove_budget(self, name: str) -> None:
         self.world.remove_budget(self.world.store.budgets[f"{self.namespace}/{name}"])
 
+    async def publish(self, name: str, node: str, devices: int, *, driver: str = names.GPU_DRA_DRIVER, generation: int = 1) -> None:
+        self.world.publish(f"{self.namespace}-{name}", node, devices, driver=driver, generation=generation)
+
+    async def unpublish(self, name: str) -> None:
+        self.world.unpublish(f"{self.namespace}-{name}")
+
     async def work_on(self, name: str, *, ready: bool = False, finalizer: bool | None = None) -> None:
         store = self.world.store
         there = store.maintenances[f"{self.namespace}/{name}"]

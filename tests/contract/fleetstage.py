@@ -21,8 +21,10 @@ from driver_manager.core.fleet import (
     NotServed,
     PolicySource,
     Revision,
+    SliceView,
 )
 from driver_manager.core.snapshot import ChangeKind, NodeView, Rule
+from driver_manager.names import GPU_DRA_DRIVER
 from driver_manager.ports import Fleet
 from tests.contract.stage import until
 
@@ -102,6 +104,14 @@ class FleetStage(abc.ABC):
     @abc.abstractmethod
     async def remove_budget(self, name: str) -> None:
         """Somebody deletes it."""
+
+    @abc.abstractmethod
+    async def publish(self, name: str, node: str, devices: int, *, driver: str = GPU_DRA_DRIVER, generation: int = 1) -> None:
+        """A DRA driver makes or changes a ResourceSlice of a node's pool."""
+
+    @abc.abstractmethod
+    async def unpublish(self, name: str) -> None:
+        """It deletes it."""
 
     @abc.abstractmethod
     async def work_on(self, name: str, *, ready: bool = False, finalizer: bool | None = None) -> None:
@@ -186,6 +196,11 @@ class Followed:
     def budgets(self) -> dict[str, BudgetView]:
         """By name."""
         return {item.name: item for item in self.items.values() if isinstance(item, BudgetView)}
+
+    @property
+    def slices(self) -> dict[str, SliceView]:
+        """By name."""
+        return {item.name: item for item in self.items.values() if isinstance(item, SliceView)}
 
     @property
     def maintenances(self) -> dict[str, MaintenanceView]:

@@ -142,6 +142,25 @@ async def test_an_orphan_and_the_pod_that_waits_for_its_place(fleet_stage: Fleet
         await seen.when(lambda now: orphan.uid not in now.items, "the orphan to be gone")  # another watch tells it
 
 
+async def test_slices_of_the_gpu_driver_are_followed(fleet_stage: FleetStage) -> None:
+    """Each with its node and number of devices, as they come, change and go; those of other DRA drivers are never seen."""
+    node = await fleet_stage.add_node()
+    one, other = f"{fleet_stage.namespace}-gpus", f"{fleet_stage.namespace}-others"
+    await fleet_stage.publish("others", node, 3, driver="nic.example.com")
+    await fleet_stage.publish("gpus", node, 2)
+    async with following(fleet_stage.fleet, Kind.SLICES) as seen:
+        await seen.listed()
+        there = seen.slices[one]
+        assert (there.node_name, there.driver, there.pool, there.generation, there.devices) == (node, "gpu.nvidia.com", node, 1, 2)
+        await fleet_stage.publish("gpus", node, 1, generation=2)
+        changed = await seen.when(lambda now: now.slices[one] if now.slices[one].generation == 2 else None, "the new generation")
+        assert (changed.uid, changed.devices) == (there.uid, 1)
+        await fleet_stage.unpublish("gpus")
+        await seen.when(lambda now: one not in now.slices, "the slice to go")
+    assert not [event for event in seen.events if isinstance(event, Changed) and event.item.uid != there.uid and event.item.name == other]
+    assert other not in seen.slices
+
+
 CUSTOM = [(Kind.CLUSTER_POLICIES, "ClusterPolicy"), (Kind.NVIDIA_DRIVERS, "NVIDIADriver")]
 
 

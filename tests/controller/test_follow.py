@@ -15,16 +15,18 @@ from driver_manager import names
 from driver_manager.cli import fleetstatus
 from driver_manager.controller.run import Replica
 from driver_manager.controller.settings import ControllerSettings, MaintenanceSettings
+from driver_manager.core.conditions import PACED
 from driver_manager.core.fleet import LeaseView
 from driver_manager.core.report import Blocker, Waiting, status_text
 from driver_manager.core.role import Choice, Role
 from driver_manager.core.rollout_states import Because
 from driver_manager.core.snapshot import ChangeKind
 from driver_manager.core.upgrade_policy import read_policy
-from driver_manager.errors import DriverManagerError
+from driver_manager.errors import DriverManagerError, Forbidden
 from driver_manager.ports import NodePatch
 from driver_manager.sim.access import EVERYTHING
 from driver_manager.sim.clock import run_virtual
+from driver_manager.sim.faults import Fail
 from driver_manager.sim.fleetworld import CONTROLLER, MAINTENANCE_NAMESPACE, OWN_NAMESPACE, FleetWorld
 from driver_manager.sim.objects import HOSTNAME, Node, Pod, PodSpec
 from driver_manager.sim.parking import GATE
@@ -316,6 +318,42 @@ def test_who_cannot_go_is_said_and_tried_again() -> None:
     play(story, pod_grace=20.0)
 
 
+def test_a_right_that_is_given_later_is_used() -> None:
+    """A follower that may not do something yet says so, tries it again, and goes on when it may; nothing else would wake it."""
+
+    async def story(stage: Stage) -> None:
+        world = stage.world
+        whole = world.account.rules
+        world.account.rules = tuple(rule for rule in whole if "pods/eviction" not in rule.resources)
+        world.new_driver("two")
+        await stage.until(lambda: stage.states()["gpu-1"] == "pod-deletion-required", "it is being freed")
+        await asyncio.sleep(5)
+        stay = stage.controller.stays["gpu-1"]
+        assert (stay.because, "forbidden" in stay.sentence) == (Because.NOT_FREED, True), stay
+        world.account.rules = whole
+        await stage.until(lambda: stage.evicted()[CONTROLLER, "hidden"] >= 1, "it is tried again", 120)
+
+    play(story, pod_grace=300.0)
+
+
+def test_a_look_for_jobs_that_is_refused_is_told_and_made_again() -> None:
+    """A leader waits for jobs without a limit: what keeps it from seeing them is in the sentence, and ends by itself."""
+
+    async def story(stage: Stage) -> None:
+        world = stage.world
+        words = "pods is forbidden: no right today"
+        refused = world.faults.on("pods_on", Fail(lambda: Forbidden(words)), skip=1, times=2)  # the first look is before the start
+        world.new_driver("two")
+        await stage.until(lambda: refused.acted == 1, "it is refused")
+        await asyncio.sleep(1)
+        stay = stage.controller.stays["gpu-1"]
+        assert (stay.because, words in stay.sentence) == (Because.WAITING_FOR_JOBS, True), stay
+        await stage.until_done()
+        assert refused.acted == 2
+
+    play(story, operator=False, nodes=1, policy={**POLICY, "maxUnavailable": 1, "waitForCompletion": {"podSelector": "job=other"}})
+
+
 @pytest.mark.parametrize(("choice", "operator", "role"), [(Choice.LEAD, True, Role.LEAD), (Choice.FOLLOW, False, Role.FOLLOW)])
 def test_a_person_sets_the_role(choice: Choice, operator: bool, role: Role) -> None:
     """ROLE=lead and ROLE=follow win over what the Lease says."""
@@ -553,6 +591,32 @@ def test_a_node_that_waits_is_counted_with_its_reason() -> None:
         uid = world.store.policies["ClusterPolicy", "cluster-policy"].uid
         sentence = world.store.sentences[uid, "DriverManagerRolledOut"]
         assert sentence == "2 of 4 nodes are done, 2 waiting (BlockedByPod 2)"
+
+    play(story, operator=False)
+
+
+def test_no_node_is_begun_while_kubernetes_replaces_the_drivers_by_itself() -> None:
+    """RollingUpdate on the driver's DaemonSet: nobody is evicted or cordoned, the policy's resource says why, and OnDelete ends it."""
+
+    async def story(stage: Stage) -> None:
+        world = stage.world
+        await stage.until(lambda: set(stage.states().values()) == {"upgrade-done"}, "all are known")
+        found = world.driver_set()
+        found.is_on_delete = False
+        world.controllers.daemon_sets.written(found)
+        uid = world.store.policies["ClusterPolicy", "cluster-policy"].uid
+        await stage.until(lambda: world.store.sentences.get((uid, PACED), "").startswith("the driver DaemonSets of 4 of 4"), "it is said")
+        world.new_driver("two")
+        await stage.until(lambda: all(pod.spec.digest == "two" and pod.is_ready for pod in world.driver_pods()), "Kubernetes did it")
+        assert not world.deeds("evict")
+        assert not any(node.unschedulable for node in world.store.nodes.values())
+        found.is_on_delete = True
+        world.controllers.daemon_sets.written(found)
+
+        def is_taken_back() -> bool:
+            return world.store.policies["ClusterPolicy", "cluster-policy"].conditions.get(PACED) == ("True", "OnDelete")
+
+        await stage.until(is_taken_back, "it is taken back")
 
     play(story, operator=False)
 

@@ -10,12 +10,14 @@ import pytest
 
 from driver_manager.controller.run import Replica
 from driver_manager.controller.settings import ControllerSettings
+from driver_manager.core.rollout_states import Because, State
 from driver_manager.core.snapshot import ChangeKind
 from driver_manager.errors import TakenOver, Unreachable
-from driver_manager.names import DRIVER_APP, GRANTS, PARKED, WAITING
+from driver_manager.names import DRIVER_APP, GRANTS, PARKED, UPGRADE_STATE, WAITING
 from driver_manager.sim.clock import run_virtual
 from driver_manager.sim.faults import Delay, Fail
 from driver_manager.sim.fleetworld import OWN_NAMESPACE, POLICY, FleetWorld
+from driver_manager.sim.gpunodes import Fate
 from driver_manager.sim.objects import Node
 from driver_manager.sim.store import Object
 from tests.controller.stories import play, until, until_done
@@ -124,8 +126,29 @@ def test_who_waits_for_another_one_of_its_gang_is_told() -> None:
         await asyncio.sleep(1)
         told = json.loads(world.store.leases[LEASE].annotations.get(WAITING, "{}"))
         assert told == {"ClusterPolicy/cluster-policy": "gpu-2 waits: nodes of its gang a are in work, or closed: gpu-1"}
+        stay = replica.controller.stays["gpu-2"]
+        assert (stay.because, stay.sentence) == (Because.GANG_BUSY, "nodes of its gang a are in work, or closed: gpu-1")
         await until_done(world)
         await asyncio.sleep(5)
         assert WAITING not in world.store.leases[LEASE].annotations
 
     play(world, story, gang_label="gang")
+
+
+def test_who_waits_for_a_driver_that_fails_says_so() -> None:
+    """After too many failures with one driver each node that waits for it has that as its reason; another driver ends the wait."""
+    world = FleetWorld(1, nodes=4, policy={"autoUpgrade": True, "maxParallelUpgrades": 1, "maxUnavailable": "100%"})
+
+    async def story(world: FleetWorld, replica: Replica) -> None:
+        world.behave(driver=Fate.CRASHES)
+        world.new_driver("bad")
+        await until(lambda: world.store.nodes["gpu-1"].labels.get(UPGRADE_STATE) == State.FAILED, "the first has failed", 4000)
+        await asyncio.sleep(5)
+        waiting = {name: stay for name, stay in replica.controller.stays.items() if name != "gpu-1"}
+        assert {stay.because for stay in waiting.values()} == {Because.PAUSED}
+        assert all("1 nodes in a row have failed with this driver (gpu-1)" in stay.sentence for stay in waiting.values())
+        world.behave(driver=Fate.READY)
+        world.new_driver("two")
+        await until_done(world)
+
+    play(world, story, most_failures=1)

@@ -149,6 +149,19 @@ def test_paused_by_a_person() -> None:
         await client.write_lease(replace(lease, annotations={**lease.annotations, PAUSED_ROLLOUT: "true"}))
         await asyncio.sleep(5)
         assert Scraped(replica)["paused"] == 1
+        world.new_driver("two")
+        await asyncio.sleep(5)
+        assert Scraped(replica)["nodes_staying", "Paused"] == 4
+        passes = replica.telling.passes
+        await asyncio.sleep(60)
+        assert replica.telling.passes - passes <= 60 / 2 + 5, "a pause is no work"
+        assert not world.cordoned
+        lease = await client.lease(OWN_NAMESPACE, "driver-manager-controller")
+        others = {key: value for key, value in lease.annotations.items() if key != PAUSED_ROLLOUT}
+        await client.write_lease(replace(lease, annotations=others))
+        await asyncio.sleep(5)
+        assert world.cordoned
+        assert ("nodes_staying", "Paused") not in Scraped(replica).values
 
     play(story)
 

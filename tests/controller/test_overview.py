@@ -19,7 +19,9 @@ from driver_manager.controller.overview import Overview, Row, keep_up, overview,
 from driver_manager.controller.run import Replica
 from driver_manager.controller.settings import ControllerSettings
 from driver_manager.core.upgrade_policy import UpgradePolicy, read_policy
+from driver_manager.errors import TakenOver, Unreachable
 from driver_manager.sim.clock import run_virtual
+from driver_manager.sim.faults import Fail
 from driver_manager.sim.fleetworld import CONTROLLER, OWN_NAMESPACE, FleetWorld
 from driver_manager.sim.objects import PodSpec
 
@@ -39,7 +41,7 @@ def play(story: Story, *, policy_file: dict[str, Any] | None = None, **world_arg
         await asyncio.sleep(5)
         await story(world, task)
         task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
+        with contextlib.suppress(asyncio.CancelledError, TakenOver):
             await task
 
     run_virtual(whole())
@@ -222,6 +224,29 @@ def test_paused() -> None:
     play(story)
 
 
+@pytest.mark.parametrize("value", ["false", "yes", ""])
+def test_only_true_pauses(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """As with all annotations of ours. Who wrote something else is told that nothing is paused."""
+
+    async def story(world: FleetWorld, _: asyncio.Task[None]) -> None:
+        client = world.client()
+        lease = await client.lease(OWN_NAMESPACE, LEASE_NAME)
+        await client.write_lease(replace(lease, annotations={**lease.annotations, names.PAUSED_ROLLOUT: value}))
+        await asyncio.sleep(5)
+        world.new_driver("two")
+        await asyncio.sleep(10)
+        seen = await look(world)
+        assert not seen.leader.paused
+        assert row(seen, "gpu-1").cordoned_by == "upgrade"
+        fleetstatus.show(seen, "table")
+        out = capsys.readouterr().out
+        assert "PAUSED" not in out
+        words = f"the annotation {names.PAUSED_ROLLOUT} of the Lease is {value!r}, which pauses nothing: set it to true, or take it off"
+        assert (words in " ".join(out.split())) == bool(value)
+
+    play(story)
+
+
 def test_a_policy_file_shows_from_the_records() -> None:
     """Whose policy is a file that only the controller has: nodes in work are still told rightly, and nothing is called switched off."""
 
@@ -282,6 +307,28 @@ def test_no_controller_at_all() -> None:
         assert "nobody leads" in seen.rows[0].sentence
 
     run_virtual(whole())
+
+
+def test_a_leader_that_renews_no_more_leads_nobody(capsys: pytest.CaptureFixture[str]) -> None:
+    """A Lease still names who was killed: that nothing goes on is said on its nodes too, and not in the first line alone."""
+
+    async def story(world: FleetWorld, task: asyncio.Task[None]) -> None:
+        world.behave(start_seconds=30.0)
+        world.new_driver("two")
+        await asyncio.sleep(10)
+        world.faults.on("write_lease", Fail(lambda: Unreachable("no answer")), times=None)
+        with pytest.raises(TakenOver):
+            await task
+        await asyncio.sleep(60)
+        seen = await look(world)
+        assert seen.leader.holder == "one"
+        there = row(seen, "gpu-1")
+        assert there.state == "pod-restart-required"
+        assert there.sentence.startswith("would go on, but nobody leads, to"), there.sentence
+        fleetstatus.show(seen, "table")
+        assert "nobody leads: one has not renewed the Lease for" in capsys.readouterr().out
+
+    play(story)
 
 
 def test_a_bad_policy_is_named() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 
 from driver_manager.core.budget import Sums
-from driver_manager.core.conditions import ACCEPTED, LEADS, ROLLED_OUT, reasons_by_group, wanted_conditions
+from driver_manager.core.conditions import ACCEPTED, LEADS, PACED, ROLLED_OUT, reasons_by_group, wanted_conditions
 from driver_manager.core.enabledmark import with_mark
 from driver_manager.core.fleet import PolicySource
 from driver_manager.core.following import FREED_IN, follow
@@ -257,6 +257,17 @@ def test_a_policy_that_is_off_or_broken_or_was_cut_is_said() -> None:
     cut = said(source(applied_policy={"podDeletion": {"podSelector": "app=x"}}), {State.DONE: 2})
     assert cut[ACCEPTED][:2] == (True, "FieldsDropped")
     assert POLICY in cut[ACCEPTED][2]
+
+
+def test_a_driver_that_kubernetes_replaces_by_itself_is_said_until_it_does_not() -> None:
+    """Nobody hears of it where all is well; once said it is taken back."""
+    seen = said(source(), {State.DONE: 2, State.REQUIRED: 1}, {Because.NOT_ON_DELETE: 3})
+    assert seen[PACED][:2] == (False, "NotOnDelete")
+    assert seen[PACED][2].startswith("the driver DaemonSets of 3 of 3 nodes have another update strategy than OnDelete")
+    assert PACED not in said(source(), {State.DONE: 3})
+    before = source(conditions={PACED: ("False", "NotOnDelete")})
+    assert said(before, {State.DONE: 3})[PACED][:2] == (True, "OnDelete")
+    assert said(before, {State.DONE: 3}, standing=FOLLOWS)[PACED][:2] == (False, "NotInUse")
 
 
 def test_the_role_is_said() -> None:

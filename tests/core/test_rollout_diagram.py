@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from driver_manager.core.rollout_diagram import EXITS, diagram, drawn, sentences
+from driver_manager.core.rollout_diagram import diagram, drawn, exits, sentences
 from driver_manager.core.rollout_states import (
     AFTER_RESTART,
     BEFORE_RESTART,
@@ -18,6 +18,7 @@ from driver_manager.core.rollout_states import (
     State,
     state_of,
 )
+from driver_manager.core.situation import RolloutSettings
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/upgrade-states.md"
 
@@ -46,8 +47,19 @@ def test_every_value_has_a_sentence(kind: type[State | Because]) -> None:
 def test_the_kinds_of_states_are_all_of_them() -> None:
     """Each state is idle, before the restart, after it, or failed; each has an exit."""
     assert len(IDLE) + len(BEFORE_RESTART) + len(AFTER_RESTART) + 1 == len(State)
-    assert IDLE | WORKING | {State.FAILED} == {*State} == {*EXITS} == {*TRANSITIONS}
+    assert IDLE | WORKING | {State.FAILED} == {*State} == {*exits(RolloutSettings())} == {*TRANSITIONS}
     assert all(TRANSITIONS[state] for state in State)
+
+
+def test_the_times_and_tries_are_those_of_the_settings() -> None:
+    """What the page says is so by default is what the program does by default, and follows it when that changes."""
+    told = exits(RolloutSettings(driver_timeout=90.0, validation_timeout=0.0, attempts=5))
+    assert told[State.POD_RESTART][1] == "90 s from the deletion, anew with each template"
+    assert told[State.VALIDATION][1] == "no limit"
+    assert told[State.POD_DELETION][0].endswith("else back to wait, 5 times")
+    assert exits(RolloutSettings(attempts=0))[State.DRAIN][0].endswith("else back to wait, any number of times")
+    defaults = exits(RolloutSettings())
+    assert (defaults[State.POD_RESTART][1].split(" from")[0], defaults[State.VALIDATION][1]) == ("30 min", "10 min")
 
 
 @pytest.mark.parametrize(("label", "state"), [(None, State.UNKNOWN), ("", State.UNKNOWN), ("upgrade-done", State.DONE), ("done", None)])

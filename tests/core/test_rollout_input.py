@@ -5,17 +5,32 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from driver_manager import names
+from driver_manager.core.following import follow
+from driver_manager.core.hold import MAX_PARKED, Hold
 from driver_manager.core.rollout import decide
-from driver_manager.core.rollout_record import MAX_BYTES, BadProgress, Failure, decode, encode
+from driver_manager.core.rollout_record import (
+    MAX_BYTES,
+    MAX_DEVICES,
+    MAX_PAUSED,
+    TOO_MANY_PAUSED,
+    BadProgress,
+    Failure,
+    Progress,
+    decode,
+    encode,
+)
 from driver_manager.core.rollout_states import Because, State
 from driver_manager.core.selectors import Selector
+from driver_manager.core.situation import Freeing
 from driver_manager.core.upgrade_policy import LONGEST_SELECTOR, BadPolicy, UpgradePolicy, read_policy, written_policy
-from tests.core.rollouts import NOW, ON, in_work, node, record, situation
+from driver_manager.errors import InvariantBroken
+from tests.core.rollouts import NOW, ON, ends, in_work, node, record, situation
 
 OWN = f"{names.NAME_LABEL}={names.OWN_NAME}"
 BAD: dict[str, tuple[Any, str]] = {
@@ -199,16 +214,55 @@ def test_a_record_that_cannot_be_used_is_refused(text: str) -> None:
     check_text(text)
 
 
-def test_the_longest_record_fits() -> None:
-    """With the longest selectors, names and sentences nothing is lost that the node needs back."""
+def longest(**fields: Any) -> Progress:
+    """A record with as much in it as any node can need back."""
     selector = ",".join(["k" * 60 + "=" + "v" * 60] * 8)[:LONGEST_SELECTOR]
     rules = {name: {"podSelector": selector} for name in ("podDeletion", "waitForCompletion", "drain")}
-    failures = [Failure(NOW, "t" * 253, "r" * 50, "\x01" * 300)] * 3
-    devices = {f"nvidia.com/mig-{number}g.{'x' * 50}": 7 for number in range(12)}
-    progress = record(State.CORDON, rules=written_policy(read_policy(rules)), failures=failures, devices=devices, policy="p" * 253)
-    kept = decode(encode(progress))
-    assert len(encode(progress)) <= MAX_BYTES
-    assert (kept.rules, kept.devices, kept.is_cordoned) == (progress.rules, progress.devices, True)
+    full: dict[str, Any] = {
+        "rules": written_policy(read_policy(rules)),
+        "policy": "p" * 253,
+        "devices": {f"nvidia.com/mig-{number:02}g.{'x' * 298}": 2**31 - 1 for number in range(MAX_DEVICES)},
+        "parked": [f"{number:02}{'n' * 61}/{'d' * 253}" for number in range(MAX_PARKED)],
+        "paused": {f"{'d' * 250}.{number:02}/{'k' * 63}": "v" * 63 for number in range(MAX_PAUSED)},
+        "taint": "d" * 253 + "/" + "k" * 63,
+    }
+    return record(State.CORDON, **{**full, **fields})
+
+
+def test_the_longest_record_fits() -> None:
+    """With the longest selectors, names and sentences nothing is lost that the node needs back; the oldest failures are."""
+    failures = [Failure(at, "t" * 253, "r" * 50, "\x01" * 300) for at in (NOW - 2, NOW - 1, NOW)]
+    progress = longest(failures=failures)
+    text = encode(progress)
+    assert len(text.encode()) <= MAX_BYTES
+    kept = decode(text)
+    assert kept == msgspec.structs.replace(progress, failures=failures[-len(kept.failures) :] if kept.failures else [])
+    assert decode(encode(longest())) == longest()
+
+
+def test_a_record_that_is_too_long_is_never_written() -> None:
+    """What a node needs back is never left out: rather nothing is written, and the error says why."""
+    with pytest.raises(InvariantBroken, match=f"more than {MAX_BYTES}"):
+        encode(longest(policy="x" * MAX_BYTES))
+
+
+def test_the_length_of_a_record_is_that_of_its_bytes() -> None:
+    """As the API server counts it."""
+    sign = "\N{EURO SIGN}"
+    with pytest.raises(BadProgress, match=f"bytes long, more than {MAX_BYTES}"):
+        decode(msgspec.json.encode({"node": "u", "policy": sign * (MAX_BYTES // 2)}).decode())
+    assert len(encode(longest(failures=[Failure(NOW, sign * 253, "r", sign * 300)] * 3)).encode()) <= MAX_BYTES
+
+
+def test_a_node_with_too_much_to_pause_is_refused_and_not_half_recorded() -> None:
+    """More labels than the record can hold: the state says so, and nothing is paused."""
+    hold = Hold(paused={f"nvidia.com/gpu.deploy.x{number}": "true" for number in range(MAX_PAUSED + 1)})
+    decision = decide(situation(in_work(State.POD_DELETION), freeing=Freeing(hold=hold)))
+    assert (ends(decision), decision.moves[-1].because) == (State.REQUIRED, Because.NOT_FREED)
+    assert decision.moves[-1].sentence.startswith(TOO_MANY_PAUSED)
+    assert not any(value == names.PAUSED for value in decision.change.labels.values())
+    following = follow(situation(in_work(State.POD_DELETION), freeing=Freeing(hold=hold)))
+    assert not any(value == names.PAUSED for value in following.change.labels.values())
 
 
 @pytest.mark.parametrize("label", ["upgrade-Done", "done", " ", "upgrade-required ", "x" * 63])

@@ -476,6 +476,28 @@ def test_decision_39_devices_are_those_before_the_first_cordon() -> None:
     assert first.devices == DEVICES
 
 
+def test_decision_39_devices_in_resource_slices_open_the_node_too() -> None:
+    """A node of the DRA stack has nothing allocatable: what its slices hold is recorded, and kept by a retry, and has to be back."""
+    bare: dict[str, Any] = {"allocatable": {}, "capacity": {}}
+    started = decide(situation(node(State.REQUIRED, **bare), published=8, turn=GRANTED)).progress
+    assert started is not None
+    assert started.devices == {names.GPU_DRA_DRIVER: 8}
+    known = {"devices": dict(started.devices)}
+    retried = record(State.REQUIRED, is_cordoned=False, **known)
+    again = decide(situation(node(State.REQUIRED, retried, **bare), published=0, turn=GRANTED)).progress
+    assert again is not None
+    assert again.devices == started.devices
+    few = decide(situation(in_work(State.VALIDATION, known, **bare), drivers=READY, published=7))
+    assert few.rest is not None
+    assert (few.rest.because, few.moves) == (Because.DEVICES_MISSING, ())
+    assert "8 devices of gpu.nvidia.com, of which 7 are in its ResourceSlices" in few.rest.sentence
+    for there in (8, 9):
+        assert ends(decide(situation(in_work(State.VALIDATION, known, **bare), drivers=READY, published=there))) is State.DONE
+    without = decide(situation(node(State.REQUIRED), turn=GRANTED)).progress
+    assert without is not None
+    assert names.GPU_DRA_DRIVER not in without.devices
+
+
 def test_a_pending_pod_does_not_hide_the_orphan_before_it() -> None:
     """The new pod waits for the place of the orphan: the orphan is the one that goes."""
     pending = driver(NEW, is_ready=False, is_bound=False, phase="Pending")

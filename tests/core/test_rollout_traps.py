@@ -9,18 +9,20 @@ from typing import Any
 import pytest
 
 from driver_manager import names
+from driver_manager.core.fleet import FleetPod
 from driver_manager.core.rollout import decide
 from driver_manager.core.rollout_record import MAX_TRIES, decode, encode
 from driver_manager.core.rollout_states import IDLE, TRANSITIONS, Because, State
 from driver_manager.core.rollout_steps import NVIDIAS, remembered
 from driver_manager.core.situation import Freeing, NodeChange, RolloutSettings, Turn, Work
 from driver_manager.core.snapshot import NodeView
-from tests.core.rollouts import NEW, NOW, OLD, World, driver, ends, in_work, node, orphan, policy, record, situation, validator
+from tests.core.rollouts import DAEMON_SET, NEW, NOW, OLD, World, driver, ends, in_work, node, orphan, policy, record, situation, validator
 
 pytestmark = pytest.mark.slow
 
 WAITING_POLICY = policy(waitForCompletion={"podSelector": "app=training", "timeoutSeconds": 600})
 DRAINING_POLICY = policy(drain={"enable": True})
+ROLLING = replace(DAEMON_SET, is_on_delete=False)
 INPUTS: dict[str, dict[str, Any]] = {
     "driver pod missing": {"drivers": ()},
     "driver pod failing": {"drivers": (driver(NEW, is_ready=False, restarts=11, trouble="CrashLoopBackOff"),)},
@@ -38,6 +40,7 @@ INPUTS: dict[str, dict[str, Any]] = {
     "driver outdated and broken": {"drivers": (driver(OLD, is_ready=False, restarts=30),)},
     "driver ready": {"drivers": (driver(NEW),)},
     "newest template not known": {"wanted": ""},
+    "DaemonSet replaces its pods by itself": {"daemon_set": ROLLING},
     "DaemonSet gone, its pod left": {"daemon_set": None, "wanted": ""},
     "DaemonSet and pod gone": {"daemon_set": None, "wanted": "", "drivers": ()},
     "no validator pod": {"drivers": (driver(NEW),), "needs_validator": True},
@@ -74,6 +77,7 @@ ENDED_BY: dict[Because, str] = {
     Because.UP_TO_DATE: "the end",
     Because.NO_DRIVER: "a driver DaemonSet that makes a pod here",
     Because.NO_REVISION: "the DaemonSet's controller, in milliseconds",
+    Because.NOT_ON_DELETE: "a person who sets the DaemonSet's update strategy to OnDelete",
     Because.POLICY_OFF: "a policy",
     Because.BAD_POLICY: "a person who mends the policy",
     Because.UNKNOWN_STATE: "a person who takes the label off",
@@ -344,3 +348,43 @@ def test_an_acceptance_does_not_end_a_row_of_failures() -> None:
     decision = decide(situation(in_work(State.FAILED, annotations={names.ACCEPT: "true"}), drivers=(driver(NEW, is_ready=False),)))
     assert decision.moves[-1].after is State.DONE
     assert decision.progress is None or decision.progress.done == 0
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_proven"),
+    [(Because.VALIDATED, True), (Because.RECOVERED, True), (Because.TAKEN_OVER, False), (Because.ACCEPTED, False)],
+)
+def test_only_what_ours_has_seen_well_ends_a_row_of_failures(reason: Because, is_proven: bool) -> None:
+    """A node that somebody else moved to uncordon-required is opened, and proves nothing about the driver."""
+    decision = decide(situation(in_work(State.UNCORDON, {"reason": reason.value, "done": NOW - 500}), drivers=(driver(NEW),)))
+    assert ends(decision) is State.DONE
+    assert decision.progress is not None
+    assert decision.progress.done == (NOW if is_proven else NOW - 500)
+
+
+def test_a_node_taken_over_at_its_end_proves_nothing() -> None:
+    """Without a record, or with one of another state: from the label alone nobody knows that it was validated."""
+    for about in (node(State.UNCORDON, unschedulable=True), node(State.UNCORDON, record(State.VALIDATION), unschedulable=True)):
+        decision = decide(situation(about, drivers=(driver(NEW),)))
+        assert ends(decision) is State.DONE
+        assert decision.progress is None or not decision.progress.done
+
+
+@pytest.mark.parametrize("drivers", [(driver(OLD),), (driver(NEW),)], ids=["outdated", "up to date"])
+def test_no_node_is_begun_whose_daemon_set_replaces_its_pods_by_itself(drivers: tuple[FleetPod, ...]) -> None:
+    """R7: with RollingUpdate Kubernetes replaces drivers past every budget. It is said while all is well, too, and needs a person."""
+    for state in (State.UNKNOWN, State.DONE, State.REQUIRED):
+        world = World(node(state), daemon_set=ROLLING, drivers=drivers)
+        stay = world.run()
+        assert stay.because is Because.NOT_ON_DELETE
+        assert "gpu-operator/driver" in stay.sentence
+        assert "OnDelete" in stay.sentence
+        assert not world.node.unschedulable
+        assert world.state is (State.REQUIRED if drivers[0].revision == OLD else State.DONE)
+
+
+def test_a_node_in_work_goes_on_whatever_becomes_of_its_daemon_sets_strategy() -> None:
+    """Closed nodes are no better off for waiting: what was begun is ended, and then it is said."""
+    world = World(in_work(State.POD_RESTART), daemon_set=ROLLING, is_held=False)
+    assert world.run().because is Because.NOT_ON_DELETE
+    assert (world.state, world.node.unschedulable) == (State.DONE, False)

@@ -349,6 +349,37 @@ async def test_closing_it_closes_both(api: Api, fleet: KubeFleet) -> None:
     assert not [each for each in others if "anext" in repr(each) or "events" in repr(each)]
 
 
+# ResourceSlices -------------------------------------------------------------------------------------------------------
+
+
+def dra(*versions: str) -> Reply:
+    """In which versions the API server has dynamic resource allocation."""
+    return answers({"kind": "APIGroup", "versions": [{"groupVersion": f"resource.k8s.io/{each}", "version": each} for each in versions]})
+
+
+def slice_of(node_name: str, devices: int) -> dict[str, Any]:
+    """A ResourceSlice as the API writes it."""
+    spec = {"driver": "gpu.nvidia.com", "nodeName": node_name, "pool": {"name": node_name}, "devices": [{"name": "d"}] * devices}
+    return {"metadata": {"name": f"slice-{node_name}", "uid": f"uid-{node_name}", "resourceVersion": "3"}, "spec": spec}
+
+
+@pytest.mark.parametrize(("served", "used"), [(("v1beta1",), "v1beta1"), (("v1beta1", "v1beta2"), "v1beta2"), (("v1", "v1beta2"), "v1")])
+async def test_slices_are_followed_in_the_newest_version(api: Api, fleet: KubeFleet, served: tuple[str, ...], used: str) -> None:
+    """Whichever the server has, and only those of NVIDIA's driver."""
+    api.will(dra(*served), answers(pods(slice_of("n1", 8))), streams(stays=True))
+    assert await take(1, fleet.follow(Kind.SLICES)) == ["listed slice-n1"]
+    assert [each.path for each in api.asked[:2]] == ["/apis/resource.k8s.io", f"/apis/resource.k8s.io/{used}/resourceslices"]
+    assert api.asked[1].query["fieldSelector"] == "spec.driver=gpu.nvidia.com"
+
+
+async def test_slices_are_not_served_until_they_are(api: Api, fleet: KubeFleet, clock: QuickClock) -> None:
+    """A server without the group says so, is asked again a minute later, and an upgrade to another version is followed."""
+    api.will(UNKNOWN_PATH, UNKNOWN_PATH, UNKNOWN_PATH, dra("v1beta1"), answers(pods()), UNKNOWN_PATH, dra("v1"), dra("v1"), answers(pods()))
+    assert await take(3, fleet.follow(Kind.SLICES)) == ["not served", "listed", "listed"]
+    assert clock.slept[0] == watch.LOOK_AGAIN_SECONDS
+    assert api.asked[-1].path.startswith("/apis/resource.k8s.io/v1/resourceslices")
+
+
 # What it may need -----------------------------------------------------------------------------------------------------
 
 
@@ -368,6 +399,7 @@ def all_calls() -> list[calls.Call]:
         *(fleetcalls.list_custom(kind) for kind in CUSTOM_KINDS.values()),
         fleetcalls.list_custom(fleetcalls.MAINTENANCE, "op"),
         fleetcalls.list_budgets(),
+        fleetcalls.list_slices("v1"),
         fleetcalls.list_parkable_sets(),
         fleetcalls.list_named_set("mon/exporter"),
         fleetcalls.list_gated_pods(),

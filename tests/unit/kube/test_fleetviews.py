@@ -222,3 +222,15 @@ def test_who_uses_a_maintenance(who: str, deleting: bool, used: bool) -> None:
     spec = {"nodeName": "n", "requestorID": "a", "additionalRequestors": ["b"]}
     view = fleetviews.MAINTENANCES.one(raw({"metadata": about, "spec": spec}))
     assert view.is_used_by(who) is used
+
+
+@pytest.mark.parametrize("device", [{"attributes": {"type": {"string": "gpu"}}}, {"basic": {"attributes": {}}}])
+def test_a_resource_slice_is_its_place_and_a_number(device: dict[str, Any]) -> None:
+    """Of its devices, in the words of any version, only how many they are; one that is not of a single node has no node."""
+    pool = {"name": "n1", "generation": 3, "resourceSliceCount": 2}
+    of_node = {"driver": "gpu.nvidia.com", "nodeName": "n1", "pool": pool, "devices": [{"name": "gpu-0", **device}] * 8}
+    view = fleetviews.SLICES.one(raw({"metadata": meta(), "spec": of_node}))
+    assert (view.node_name, view.driver, view.pool, view.generation, view.devices) == ("n1", "gpu.nvidia.com", "n1", 3, 8)
+    of_all = {"driver": "gpu.nvidia.com", "allNodes": True, "pool": pool, "sharedCounters": [{"name": "c"}]}
+    view = fleetviews.SLICES.one(raw({"metadata": meta(), "spec": of_all}))
+    assert (view.node_name, view.devices) == ("", 0)
