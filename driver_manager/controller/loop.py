@@ -4,7 +4,6 @@ Everything between two awaits sees one state. A node with a write under way is n
 """
 
 import asyncio
-import json
 import logging
 from collections.abc import Coroutine, Iterable
 from dataclasses import replace
@@ -13,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from driver_manager.controller.cache import Cache
-from driver_manager.controller.election import Election
+from driver_manager.controller.election import Election, written_waiting
 from driver_manager.controller.grants import Grants
 from driver_manager.controller.healing import Healer
 from driver_manager.controller.leaving import Leaving
@@ -464,7 +463,7 @@ class Controller:
                 waiting[group] = why
         if waiting != self.waiting:
             self.waiting = waiting
-            self._election.say(WAITING, json.dumps(waiting, sort_keys=True)[:2000] if waiting else None)
+            self._election.say(WAITING, written_waiting(waiting))
             self._telling.waiting(waiting)
         if chosen:
             self._spawn(self._begin(chosen))
@@ -473,7 +472,7 @@ class Controller:
     def is_paused(self) -> bool:
         """Whether a person wants no node to be begun."""
         lease = self._election.lease
-        return lease is not None and bool(lease.annotations.get(PAUSED_ROLLOUT))
+        return lease is not None and PAUSED_ROLLOUT in lease.annotations
 
     def _choose(self, group: str, chosen: list[str]) -> str:
         """Takes nodes of a group in their order as long as there is room; gives why no more, empty where all have their turn."""

@@ -4,7 +4,6 @@ The reason why a node waits is decided anew, by the controller's own function, f
 (which pods hold up a node now) is looked up for the first few nodes.
 """
 
-import json
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
@@ -12,12 +11,12 @@ from typing import Final
 
 from driver_manager.config import Settings
 from driver_manager.controller.cache import Cache
-from driver_manager.controller.election import read_grants
+from driver_manager.controller.election import read_grants, read_waiting
 from driver_manager.controller.sight import situation_of
 from driver_manager.controller.work import Handlers, what_to_free
 from driver_manager.core.agentreport import with_report
 from driver_manager.core.budget import Tally, count
-from driver_manager.core.fleet import FleetEvent, FleetSet, Kind, LeaseView, NotServed
+from driver_manager.core.fleet import FleetEvent, FleetSet, Kind, NotServed
 from driver_manager.core.following import follow
 from driver_manager.core.optin import asker
 from driver_manager.core.parking import Means, means_for
@@ -31,7 +30,7 @@ from driver_manager.core.situation import Freeing, RolloutSettings, Situation, T
 from driver_manager.core.snapshot import NodeView
 from driver_manager.core.upgrade_policy import UpgradePolicy, read_policy
 from driver_manager.errors import ClusterError
-from driver_manager.names import PAUSED_ROLLOUT, ROLE, UPGRADE_STATE, WAITING
+from driver_manager.names import PAUSED_ROLLOUT, ROLE, UPGRADE_STATE
 from driver_manager.ports import Fleet
 from driver_manager.together import each_of
 
@@ -88,7 +87,8 @@ class Leader:
     duration: int = 0
     transitions: int = 0
     grants: tuple[str, ...] = ()
-    paused: str = ""
+    paused: str | None = None
+    """Value of the annotation that pauses; None where it is not there."""
     role: str = ""
     """`lead: ...` or `follow: ...`, as the controller says; empty where it does not."""
     problem: str = ""
@@ -170,18 +170,10 @@ async def read_leader(fleet: Fleet, namespace: str, name: str) -> Leader:
         duration=lease.duration_seconds,
         transitions=lease.transitions,
         grants=tuple(sorted(read_grants(lease))),
-        paused=lease.annotations.get(PAUSED_ROLLOUT, ""),
+        paused=lease.annotations.get(PAUSED_ROLLOUT),
         role=lease.annotations.get(ROLE, ""),
-        waiting=_waiting(lease),
+        waiting=read_waiting(lease),
     )
-
-
-def _waiting(lease: LeaseView) -> Mapping[str, str]:
-    try:
-        said = json.loads(lease.annotations.get(WAITING) or "{}")
-    except ValueError:
-        return {}
-    return {str(group): str(why) for group, why in said.items()} if isinstance(said, dict) else {}
 
 
 async def overview(fleet: Fleet, cache: Cache, leader: Leader, now: float, settings: Settings, policy: UpgradePolicy | None) -> Overview:
@@ -189,7 +181,7 @@ async def overview(fleet: Fleet, cache: Cache, leader: Leader, now: float, setti
     groups = _groups(cache, policy)
     tally, rows = Tally(), []
     looks, named_sets = 0, await _named_sets(fleet, groups)
-    because = Because.PAUSED if leader.paused else Because.NO_SLOT
+    because = Because.PAUSED if leader.paused is not None else Because.NO_SLOT
     for node in sorted(cache.nodes.values(), key=lambda each: each.name):
         turn = Turn(because=because, sentence=leader.waiting.get(groups.of(node.labels).name, NO_SLOT))
         seen = situation_of(node, cache, groups, RolloutSettings(), now, turn)
