@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import suppress
 from typing import Final, Protocol
 
 from driver_manager.config import limit_words
@@ -73,8 +72,10 @@ class PodTracker:
     async def __aexit__(self, *_: object) -> None:
         assert self._task is not None
         self._task.cancel()
-        with suppress(asyncio.CancelledError, ClusterError):  # whoever waited for a change has heard of an error
-            await self._task
+        await asyncio.wait({self._task})  # to wait for it by `await` could not be told from being cancelled meanwhile
+        error = None if self._task.cancelled() else self._task.exception()
+        if error is not None and not isinstance(error, ClusterError):  # whoever waited for a change has heard of those
+            raise error
 
     async def _follow(self) -> None:
         async for change in self._cluster.pod_changes(self._node_name, self._since):

@@ -15,6 +15,7 @@ from driver_manager.config import Settings
 from driver_manager.controller.run import Replica
 from driver_manager.controller.serving import serving
 from driver_manager.controller.settings import ControllerSettings, MaintenanceSettings
+from driver_manager.core.policy_text import plain_values
 from driver_manager.core.role import Choice
 from driver_manager.core.situation import RolloutSettings
 from driver_manager.core.upgrade_policy import BadPolicy, UpgradePolicy, read_policy
@@ -70,16 +71,13 @@ def read_policy_file(name: str) -> UpgradePolicy:
     Raises:
         ConfigError: it cannot be read, or with all that is wrong in it, by field.
     """
-    import yaml  # type: ignore[import-untyped,unused-ignore]
-
     what = f"the policy file {name}"
     try:
-        raw = yaml.safe_load(Path(name).read_text())
+        raw = plain_values(Path(name).read_text())
     except OSError as error:
         raise ConfigError(f"{what} cannot be read: {error.strerror}", hint="--policy-file: see docs/controller.md") from error
-    except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        words = " ".join(str(error).split())
-        raise ConfigError(f"{what} is neither YAML nor JSON: {words}", hint="docs/controller.md has an example") from error
+    except ValueError as error:
+        raise ConfigError(f"{what} is neither YAML nor JSON: {error}", hint="docs/controller.md has an example") from error
     if raw is None:
         raise ConfigError(f"{what} is empty", hint="its least content is: autoUpgrade: true")
     try:

@@ -128,7 +128,7 @@ def document(seen: Overview) -> dict[str, Any]:
             "renewed": leader.renewed or None,
             "transitions": leader.transitions,
             "grants": list(leader.grants),
-            "paused": leader.paused or None,
+            "paused": leader.paused,
             "role": leader.role.partition(": ")[0] or None,
             "roleBecause": leader.role.partition(": ")[2] or None,
             "problem": leader.problem or None,
@@ -177,7 +177,11 @@ def _row_document(row: Row) -> dict[str, Any]:
 
 
 def _wall(epoch: float) -> str | None:
-    return datetime.fromtimestamp(epoch, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if epoch else None
+    """As people read it; None where it is not known, or where a person wrote what is no time."""
+    try:
+        return datetime.fromtimestamp(epoch, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if epoch else None
+    except (ValueError, OverflowError, OSError):
+        return None
 
 
 def _picture(seen: Overview) -> Any:
@@ -230,7 +234,7 @@ def _leader_lines(seen: Overview) -> list[str]:
         lines.append(f"granted, and about to be cordoned: {', '.join(leader.grants)}")
     if leader.paused:
         lines.append(f"PAUSED: no node is begun until the annotation {PAUSED_ROLLOUT} ({leader.paused}) is taken off the Lease")
-    if leader.no_pause:
+    if leader.no_pause is not None:
         words = f"the annotation {PAUSED_ROLLOUT} of the Lease is {leader.no_pause!r}, which pauses nothing"
         lines.append(f"{words}: set it to true, or take it off")
     return lines

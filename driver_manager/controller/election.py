@@ -8,9 +8,11 @@ within `request_timeout`, which is shorter than the difference.
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
+
+import msgspec
 
 from driver_manager.controller.settings import ControllerSettings
 from driver_manager.core.fleet import LeaseView
@@ -22,6 +24,10 @@ logger = logging.getLogger(__name__)
 
 OURS: Final = (GRANTS, ROLE, WAITING)
 """Annotations of the Lease that only its holder writes; all others are people's."""
+MOST_TRANSITIONS: Final = 2**31 - 1
+"""The API server takes no larger number of them: the field is an int32."""
+MOST_WAITING: Final = 2000
+"""Characters of WAITING in which groups are named; of more only as many as fit."""
 
 
 class LostLease(Exception):
@@ -94,7 +100,8 @@ class Election:
             return False
         self.annotations = {key: value for key, value in lease.annotations.items() if key in OURS}
         try:
-            await self._write(replace(lease, transitions=lease.transitions + 1, acquired=self._now()), asked_at)
+            transitions = min(lease.transitions + 1, MOST_TRANSITIONS)
+            await self._write(replace(lease, transitions=transitions, acquired=self._now()), asked_at)
         except Conflict:
             return False
         self._is_leading = True
@@ -192,9 +199,28 @@ def written_grants(names: Iterable[str]) -> str | None:
 
 def read_grants(lease: LeaseView | None) -> frozenset[str]:
     """Names of nodes that a predecessor may be about to cordon."""
-    text = lease.annotations.get(GRANTS, "") if lease is not None else ""
-    try:
-        names = json.loads(text or "[]")
-    except ValueError:
-        return frozenset()
+    names = _json_of(lease, GRANTS)
     return frozenset(name for name in names if isinstance(name, str)) if isinstance(names, list) else frozenset()
+
+
+def written_waiting(waiting: Mapping[str, str]) -> str | None:
+    """The annotation's value, which is JSON however many groups wait; None where none does."""
+    said: dict[str, str] = {}
+    for group, why in sorted(waiting.items()):
+        if len(json.dumps({**said, group: why})) <= MOST_WAITING:
+            said[group] = why
+    return json.dumps(said) if said else None
+
+
+def read_waiting(lease: LeaseView | None) -> Mapping[str, str]:
+    """Policy group -> why no more of its nodes are begun now, as the leader says."""
+    said = _json_of(lease, WAITING)
+    return {group: why for group, why in said.items() if isinstance(why, str)} if isinstance(said, dict) else {}
+
+
+def _json_of(lease: LeaseView | None, key: str) -> Any:
+    """What an annotation of ours says; None where a person has made something else of it."""
+    try:
+        return msgspec.json.decode(lease.annotations.get(key) or "null") if lease is not None else None
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None

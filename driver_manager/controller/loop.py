@@ -4,7 +4,6 @@ Everything between two awaits sees one state. A node with a write under way is n
 """
 
 import asyncio
-import json
 import logging
 from collections.abc import Collection, Coroutine, Iterable
 from dataclasses import replace
@@ -13,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from driver_manager.controller.cache import Cache
-from driver_manager.controller.election import Election, is_paused
+from driver_manager.controller.election import Election, is_paused, written_waiting
 from driver_manager.controller.grants import Grants
 from driver_manager.controller.healing import Healer
 from driver_manager.controller.leaving import Leaving
@@ -484,7 +483,7 @@ class Controller:
             self._mark(name for name in {*before, *held} if before.get(name) != held.get(name))
         if waiting != self.waiting:
             self.waiting = waiting
-            self._election.say(WAITING, json.dumps(waiting, sort_keys=True)[:2000] if waiting else None)
+            self._election.say(WAITING, written_waiting(waiting))
             self._telling.waiting(waiting)
         if chosen:
             self._tasks.spawn(self._begin(chosen), *chosen)

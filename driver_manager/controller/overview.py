@@ -4,7 +4,6 @@ The reason why a node waits is decided anew, by the controller's own function, f
 (which pods hold up a node now) is looked up for the first few nodes.
 """
 
-import json
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
@@ -13,12 +12,12 @@ from typing import Final
 
 from driver_manager.config import Settings
 from driver_manager.controller.cache import Cache
-from driver_manager.controller.election import is_paused, read_grants
+from driver_manager.controller.election import is_paused, read_grants, read_waiting
 from driver_manager.controller.sight import situation_of
 from driver_manager.controller.work import Handlers, what_to_free
 from driver_manager.core.agentreport import with_report
 from driver_manager.core.budget import Tally, count
-from driver_manager.core.fleet import FleetEvent, FleetSet, Kind, LeaseView, NotServed
+from driver_manager.core.fleet import FleetEvent, FleetSet, Kind, NotServed
 from driver_manager.core.following import follow
 from driver_manager.core.optin import asker
 from driver_manager.core.parking import Means, means_for
@@ -32,7 +31,7 @@ from driver_manager.core.situation import Freeing, RolloutSettings, Situation, T
 from driver_manager.core.snapshot import NodeView
 from driver_manager.core.upgrade_policy import UpgradePolicy, read_policy
 from driver_manager.errors import ClusterError
-from driver_manager.names import PAUSED_ROLLOUT, ROLE, UPGRADE_STATE, WAITING
+from driver_manager.names import PAUSED_ROLLOUT, ROLE, UPGRADE_STATE
 from driver_manager.ports import Fleet
 from driver_manager.together import each_of
 
@@ -91,8 +90,8 @@ class Leader:
     grants: tuple[str, ...] = ()
     paused: str = ""
     """What the annotation says, where that pauses."""
-    no_pause: str = ""
-    """What it says, where that does not."""
+    no_pause: str | None = None
+    """What it says, where that does not; None where it is not there."""
     role: str = ""
     """`lead: ...` or `follow: ...`, as the controller says; empty where it does not."""
     problem: str = ""
@@ -183,26 +182,18 @@ async def read_leader(fleet: Fleet, namespace: str, name: str) -> Leader:
         return Leader(
             problem=f"there is no Lease {namespace}/{name}: no controller has ever led from there (--lease-namespace, --lease-name)"
         )
-    written = lease.annotations.get(PAUSED_ROLLOUT, "")
+    written = lease.annotations.get(PAUSED_ROLLOUT)
     return Leader(
         holder=lease.holder,
         renewed=lease.renewed,
         duration=lease.duration_seconds,
         transitions=lease.transitions,
         grants=tuple(sorted(read_grants(lease))),
-        paused=written if is_paused(lease) else "",
-        no_pause="" if is_paused(lease) else written,
+        paused=written or "" if is_paused(lease) else "",
+        no_pause=None if is_paused(lease) else written,
         role=lease.annotations.get(ROLE, ""),
-        waiting=_waiting(lease),
+        waiting=read_waiting(lease),
     )
-
-
-def _waiting(lease: LeaseView) -> Mapping[str, str]:
-    try:
-        said = json.loads(lease.annotations.get(WAITING) or "{}")
-    except ValueError:
-        return {}
-    return {str(group): str(why) for group, why in said.items()} if isinstance(said, dict) else {}
 
 
 async def overview(fleet: Fleet, cache: Cache, leader: Leader, now: float, settings: Settings, policy: UpgradePolicy | None) -> Overview:

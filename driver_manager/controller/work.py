@@ -21,6 +21,7 @@ from driver_manager.core.upgrade_policy import UpgradePolicy
 from driver_manager.errors import ClusterError, DeadlineExceeded, Forbidden, Refused, Unreachable
 from driver_manager.evictions import Evictor, PodTracker, wait_until_gone
 from driver_manager.ports import Clock, Cluster
+from driver_manager.together import together
 
 logger = logging.getLogger(__name__)
 
@@ -251,11 +252,7 @@ class Worker:
         limit = self._time_left()
         limit += LET_TELL if limit else 0.0
         try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._evict(evictor, order))
-                group.create_task(wait_until_gone(tracker, self._clock, todo.gone, limit, lambda _: None))
-        except BaseExceptionGroup as errors:
-            raise next(error for error in errors.exceptions if not isinstance(error, asyncio.CancelledError)) from None
+            await together(self._evict(evictor, order), wait_until_gone(tracker, self._clock, todo.gone, limit, lambda _: None))
         finally:
             evicted = [pod.ref for pod in todo.evict if pod.uid in evictor.accepted]
             if self.job.work in UNAWAITED:  # no write of the node will tell of it

@@ -63,7 +63,9 @@ def read_report(text: str | None) -> AgentReport:
 
 
 def _words(value: Any) -> str:
-    return " ".join(value[:LONGEST_WORDS].split()) if isinstance(value, str) else ""
+    """Text on one line that can be written anywhere: a lone surrogate, which JSON can name, is no character."""
+    text = value[:LONGEST_WORDS] if isinstance(value, str) else ""
+    return " ".join(text.encode(errors="replace").decode().split())
 
 
 def report_of(situation: Situation) -> AgentReport | None:

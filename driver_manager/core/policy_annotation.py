@@ -7,28 +7,11 @@ shows only in what kubectl notes of the last `apply`; that is compared too, so t
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-import yaml  # type: ignore[import-untyped,unused-ignore]
-
+from driver_manager.core.policy_text import plain_values
 from driver_manager.core.upgrade_policy import BadPolicy
 from driver_manager.names import POLICY
 
 MAX_CHARACTERS: Final = 16 * 1024
-
-
-class _Loader(yaml.SafeLoader):  # type: ignore[misc,unused-ignore]
-    """Plain values only: an alias can stand for a value of any size, and of a key that is there twice one would be lost."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("aliases (*name) are not taken")
-        return super().compose_node(parent, index)
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        twice = [key for number, key in enumerate(keys) if key in keys[:number]]
-        if twice:
-            raise yaml.YAMLError(f"{twice[0]!r} is there twice")
-        return super().construct_mapping(node, deep)
 
 
 def with_annotation(own: Mapping[str, Any] | None, text: str | None) -> Mapping[str, Any] | None:
@@ -47,9 +30,9 @@ def _read(text: str) -> Mapping[str, Any]:
     if len(text) > MAX_CHARACTERS:
         raise BadPolicy((f"{what} is {len(text)} characters long, more than {MAX_CHARACTERS}",))
     try:
-        raw = yaml.load(text, _Loader)
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        raise BadPolicy((f"{what} is neither YAML nor JSON: {' '.join(str(error).split())[:300]}",)) from error
+        raw = plain_values(text)
+    except ValueError as error:
+        raise BadPolicy((f"{what} is neither YAML nor JSON: {error}",)) from error
     if not isinstance(raw, dict):
         raise BadPolicy((f"{what} is no object of policy fields",))
     return raw

@@ -23,6 +23,8 @@ DRIVER_LABELS: Final = ({"app": DRIVER_APP}, *({COMPONENT_LABEL: component} for 
 """Labels of a driver's pods, one of which they have."""
 LONGEST_SELECTOR: Final = 1000
 """In characters, of a list of names too: the policy in force has room in each node's record."""
+MAX_TOLD: Final = 8
+"""Faults of a policy that are named: a condition's message has an end (32 KiB), and a person begins with the first."""
 _SHARE: Final = re.compile(r"(100|[0-9]{1,2})%")
 
 
@@ -90,7 +92,8 @@ class BadPolicy(ValueError):
     """
 
     def __init__(self, problems: tuple[str, ...]) -> None:
-        super().__init__("; ".join(problems))
+        more = f"; and {len(problems) - MAX_TOLD} more faults" if len(problems) > MAX_TOLD else ""
+        super().__init__("; ".join(problems[:MAX_TOLD]) + more)
         self.problems = problems
 
 
@@ -251,8 +254,9 @@ class _Reader:
 
     def unknown(self) -> list[str]:
         """Fields that nobody reads: a misspelt limit must not mean the default."""
-        found = [f"{self._path}{name} is not known" for name in sorted(self._raw, key=str) if name not in self._known]
-        return [*found[:-1], f"{found[-1]} (known are {', '.join(self._known)})"] if found else []
+        names = sorted(name if isinstance(name, str) else _shown(name) for name in self._raw if name not in self._known)
+        found = [f"{self._path}{_cut(name)} is not known" for name in names]
+        return [f"{found[0]} (known are {', '.join(self._known)})", *found[1:]] if found else []
 
 
 def _never_selected(selector: Selector) -> str:
@@ -265,5 +269,11 @@ def _never_selected(selector: Selector) -> str:
 
 def _shown(value: object) -> str:
     """A value in a sentence, however long it is."""
-    text = repr(value)
+    try:
+        return _cut(repr(value))
+    except ValueError:  # https://docs.python.org/3/library/stdtypes.html#integer-string-conversion-length-limitation
+        return "a number of too many digits to be shown"
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -30,6 +30,7 @@ from driver_manager.kube.refusals import Expired, unreadable
 from driver_manager.kube.watch import Listing, Source, Watch, pod_changes
 from driver_manager.kube.wire import Reader
 from driver_manager.ports import Clock, NodePatch
+from driver_manager.together import each_of
 
 if TYPE_CHECKING:
     from driver_manager.kube.connection import Connection
@@ -171,14 +172,9 @@ class KubeCluster:
                 except NotFound:
                     return None
 
-        reads = {}
-        try:
-            async with asyncio.TaskGroup() as group:
-                for key in sorted(wanted):
-                    reads[key] = group.create_task(read(*key))
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
-        return {key: claim for key, read in reads.items() if (claim := read.result()) is not None}
+        keys = sorted(wanted)
+        found = await each_of(read(*key) for key in keys)
+        return {key: claim for key, claim in zip(keys, found, strict=True) if claim is not None}
 
     async def _dra_version(self) -> str | None:
         """The version of the DRA API to use; None where the server has none."""

@@ -8,8 +8,10 @@ import json
 
 import pytest
 
+from driver_manager.controller.election import read_waiting, written_waiting
 from driver_manager.controller.run import Replica
 from driver_manager.controller.settings import ControllerSettings
+from driver_manager.core.fleet import LeaseView
 from driver_manager.core.rollout_states import Because, State
 from driver_manager.core.snapshot import ChangeKind
 from driver_manager.errors import TakenOver, Unreachable
@@ -152,3 +154,37 @@ def test_who_waits_for_a_driver_that_fails_says_so() -> None:
         await until_done(world)
 
     play(world, story, most_failures=1)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "nonsense", "{}", '[1, null, "gpu-9", "gpu-1"]', '["\\ud800"]'])
+def test_a_lease_that_a_person_has_written_into(text: str) -> None:
+    """Issue 6, 7: grants that are none, of no node or of one that needs none, and the most transitions that a Lease can have."""
+    world = FleetWorld(1, nodes=2)
+
+    async def story() -> None:
+        lease = LeaseView(namespace=OWN_NAMESPACE, name="driver-manager-controller", annotations={GRANTS: text}, transitions=2**31 - 1)
+        await world.client().write_lease(lease)
+        life = world.controller()
+        task = asyncio.create_task(Replica(life.fleet, life.clock, ControllerSettings(lease_namespace=OWN_NAMESPACE)).run())
+        await asyncio.sleep(5)
+        world.new_driver("two")
+        await until_done(world)
+        await asyncio.sleep(5)
+        assert world.store.leases[LEASE].transitions == 2**31 - 1
+        assert GRANTS not in world.store.leases[LEASE].annotations
+        task.cancel()
+        await asyncio.wait({task})
+
+    run_virtual(story())
+
+
+def test_many_groups_that_wait() -> None:
+    """What is said of groups stays JSON when there are too many of them for the annotation."""
+    waiting = {f"NVIDIADriver/pool-{number:03}": "maxParallelUpgrades is 1, and in work are gpu-1" for number in range(100)}
+    text = written_waiting(waiting)
+    assert text is not None
+    assert len(text) <= 2000
+    said = read_waiting(LeaseView(namespace="n", name="l", annotations={WAITING: text}))
+    assert len(said) > 20
+    assert said.items() <= waiting.items()
+    assert written_waiting({}) is None

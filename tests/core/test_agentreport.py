@@ -60,6 +60,13 @@ def test_whom_the_agent_evicts_itself_is_left_to_it(reason: str) -> None:
     assert (report.pods, report.others) == ({}, ("pod default/a (is to be evicted)",))
 
 
+def test_words_that_no_terminal_can_show_are_replaced() -> None:
+    """JSON can name half of a character; `status --all` ended at one."""
+    lone = '"a\\ud800b"'
+    report = read_report(f'{{"message": {lone}, "blockers": [{{"kind": "pod", "name": {lone}, "why": {lone}, "uid": {lone}}}]}}')
+    assert report == AgentReport("a?b", {"a?b": "pod a?b (a?b)"})
+
+
 def test_a_wait_for_the_driver_says_what_its_agent_waits_for() -> None:
     """All of it in the sentence; the pods that it names are seen to."""
     stay = with_report(situation(SAID), STAY)

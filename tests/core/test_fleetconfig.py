@@ -193,6 +193,10 @@ def test_a_policy_file(text: str, tmp_path: Path) -> None:
         ),
         (b"podDeletion: {podSelector: 'app.kubernetes.io/name=driver-manager'}", ("podDeletion.podSelector", "own pods")),
         (b"!!python/object/apply:os.system [true]", ("neither YAML nor JSON",)),
+        (b"autoUpgrade: !!bool maybe", ("neither YAML nor JSON", "tags (!!bool) are not taken")),
+        (b"maxUnavailable: 2026-99-99", ("neither YAML nor JSON", "month")),
+        (b"maxUnavailable: " + b"9" * 5000, ("neither YAML nor JSON", "digits")),
+        (b"autoUpgrade: true\nautoUpgrade: false", ("neither YAML nor JSON", "'autoUpgrade' is there twice")),
     ],
 )
 def test_bad_policy_files(content: bytes, words: tuple[str, ...], tmp_path: Path) -> None:

@@ -72,6 +72,16 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "\n".join(f"{chr(98 + n)}: &{chr(98 + n)}
         ("[" * 5000, "is neither YAML nor JSON"),
         ("x" * (MAX_CHARACTERS + 1), "characters long"),
         ("a: \x00", "is neither YAML nor JSON"),
+        ("autoUpgrade: !!bool maybe", "tags (!!bool) are not taken"),
+        ("maxParallelUpgrades: !!int ''", "tags (!!int) are not taken"),
+        ("autoUpgrade: !!timestamp x", "tags (!!timestamp) are not taken"),
+        ("autoUpgrade: 2026-99-99", "is neither YAML nor JSON"),
+        (f"maxUnavailable: 0x{'f' * 5000}", "maxUnavailable is a number of too many digits to be shown"),
+        (f"podDeletion: {{park: [0x{'f' * 5000}]}}", "podDeletion.park is a number of too many digits to be shown"),
+        (f"? 0x{'f' * 5000}\n: 1", "a number of too many digits to be shown is not known (known are podDeletion,"),
+        ("\n".join(f"k{number}: 1" for number in range(1000)), "and 992 more faults"),
+        (f"? {'k' * 5000}\n: 1", "kkk... is not known"),
+        (f"podDeletion: {{park: [{','.join(f'/{number}' for number in range(200))}]}}", "and 192 more faults"),
     ],
 )
 def test_what_cannot_be_used_is_named(text: str, words: str) -> None:
