@@ -128,7 +128,7 @@ def document(seen: Overview) -> dict[str, Any]:
             "renewed": leader.renewed or None,
             "transitions": leader.transitions,
             "grants": list(leader.grants),
-            "paused": leader.paused,
+            "paused": leader.paused or None,
             "role": leader.role.partition(": ")[0] or None,
             "roleBecause": leader.role.partition(": ")[2] or None,
             "problem": leader.problem or None,
