@@ -111,7 +111,7 @@ async def heartbeats(world: World) -> None:
 
 async def play(told: Measured, began: float) -> None:
     world, figures, size = told.world, told.figures, len(told.world.nodes)
-    await asyncio.wait_for(until_watched(world), 120)
+    await until_watched(world)
     figures["start_seconds"] = round(time.monotonic() - began, 1)
     await asyncio.sleep(1.0)
     before, began = Counter(world.requests), time.monotonic()
@@ -139,7 +139,11 @@ async def play(told: Measured, began: float) -> None:
 
 
 async def until_watched(world: World) -> None:
-    while not all(kind.watchers for kind in world.kinds.values()):
+    """Raises TimeoutError naming what nobody watches."""
+    deadline = time.monotonic() + 120
+    while missing := [name for name, kind in world.kinds.items() if not kind.watchers]:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not watched: {', '.join(missing)}")
         await asyncio.sleep(0.05)
 
 

@@ -130,7 +130,7 @@ class World:
                 lease["metadata"] |= {"uid": "lease", "resourceVersion": str(self._next())}
                 self.leases[lease["metadata"]["name"]] = lease
                 return 200, json.dumps(lease).encode()
-            case "get" | "patch", "clusterpolicies.nvidia.com":
+            case "get" | "patch", "clusterpolicies.nvidia.com" | "clusterpolicies/status.nvidia.com":
                 return 200, objects.cluster_policy(self.policy, self.version)
             case "create", "events":
                 return 201, b"{}"
@@ -164,7 +164,7 @@ class World:
 
     async def _watch(self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         since = int(request.query["resourceVersion"])
-        if "fieldSelector" in request.query:
+        if request.resource == "pods" and "fieldSelector" in request.query:
             await self._watch_node(request, since, reader, writer)
             return
         kind = self.kinds[self._kind(request)]

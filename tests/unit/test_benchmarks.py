@@ -21,7 +21,7 @@ from driver_manager.kube.fleetcalls import Selection
 
 @pytest.mark.real_sockets
 @pytest.mark.parametrize("kind", Kind)
-async def test_every_kind_is_listed(kind: Kind, tmp_path: Path) -> None:
+async def test_every_kind_is_listed_and_watched(kind: Kind, tmp_path: Path) -> None:
     """Nodes, their pods and the policy are there; of all else there is none."""
     world = World(3, {"autoUpgrade": True})
     server = await asyncio.start_unix_server(world.serve, tmp_path / "api")
@@ -30,6 +30,11 @@ async def test_every_kind_is_listed(kind: Kind, tmp_path: Path) -> None:
     try:
         async with asyncio.timeout(5), aclosing(fleet.follow(kind)) as events:
             first = await anext(events)
+            watching = asyncio.ensure_future(anext(events))
+            while isinstance(first, Listed) and not any(each.watchers for each in world.kinds.values()):
+                await asyncio.sleep(0.01)
+            watching.cancel()
+            await asyncio.wait([watching])
     finally:
         await link.close()
         server.close()
