@@ -17,7 +17,7 @@ from driver_manager.controller.telling import Telling
 from driver_manager.core.healing import Patient, Treatment, Why, driver_pods, driver_sets, holds, living, treat
 from driver_manager.core.record import find_record
 from driver_manager.core.snapshot import NodeView
-from driver_manager.errors import ClusterError, Conflict, InvariantBroken, NotFound
+from driver_manager.errors import ClusterError, InvariantBroken, NotFound
 from driver_manager.ports import Clock, Fleet, NodePatch
 
 logger = logging.getLogger(__name__)
@@ -134,8 +134,6 @@ class Healer:
             node = await self._fleet.node(name)
             pods = (await self._fleet.pods_on(name)).items
             await self._treat(node, driver_pods(pods), living(pods))
-        except Conflict:
-            pass  # somebody wrote it: the watch tells what
         except NotFound:
             self._strays.pop(name, None)
             self._watched.pop(name, None)

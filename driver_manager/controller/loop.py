@@ -416,8 +416,8 @@ class Controller:
             self._let_go(name)
             self._grants.refused.pop(name, None)
             self._telling.moved(written, decision, situation, self._workers.evicted(name))
-        except Conflict:
-            await self._read_again(name)
+        except Conflict as error:
+            await self._after_conflict(node, error)
         except NotFound:
             self.cache.drop_node(name, node.uid)
         except ClusterError as error:
@@ -447,6 +447,14 @@ class Controller:
             if name in self.cache.nodes:
                 self.cache.drop_node(name, self.cache.nodes[name].uid)
         except ClusterError:
+            await self._clock.sleep(AFTER_ERROR)
+
+    async def _after_conflict(self, node: NodeView, error: ClusterError) -> None:
+        """Reads what others have written; where nobody has, somebody else refuses (an admission webhook can), and time has to pass."""
+        await self._read_again(node.name)
+        there = self.cache.nodes.get(node.name)
+        if there is not None and there.resource_version == node.resource_version:
+            logger.warning("a write is refused as if somebody had written", extra={"node": node.name, "error": error.message})
             await self._clock.sleep(AFTER_ERROR)
 
     def _let_go(self, name: str) -> None:
@@ -575,8 +583,8 @@ class Controller:
         patch = NodePatch(name=name, resource_version=node.resource_version, annotations={ROLLOUT: encode(said)})
         try:
             self.cache.put_node(await self._fleet.patch_node(patch))
-        except (Conflict, NotFound):  # the late write has come, or somebody else's: what is there now decides
-            await self._read_again(name)
+        except (Conflict, NotFound) as error:  # the late write has come, or somebody else's: what is there now decides
+            await self._after_conflict(node, error)
         except ClusterError:
             await self._clock.sleep(AFTER_ERROR)
             await self._read_again(name)
