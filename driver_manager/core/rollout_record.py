@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from driver_manager.core.hold import MAX_PARKED
+from driver_manager.core.labels import is_label_value
 from driver_manager.core.snapshot import NodeView
 from driver_manager.core.upgrade_policy import recorded_policy
 from driver_manager.errors import InvariantBroken
@@ -129,6 +130,8 @@ def decode(text: str) -> Progress:
         recorded_policy(progress.rules)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise BadProgress(str(error)) from error
+    if wrong := [key for key, value in progress.paused.items() if not is_label_value(value)]:
+        raise BadProgress(f"what the label {wrong[0]} was before it was paused is no value that a label can have")
     return progress
 
 

@@ -201,6 +201,7 @@ BAD_RECORDS = {
     "endless time": '{"node":"u","deadline":1e999}',
     "too many failures": '{"node":"u","failures":[' + ",".join(['{"at":1,"target":"t","reason":"r"}'] * 4) + "]}",
     "rules that are no policy": '{"node":"u","rules":{"maxUnavailable":"300%"}}',
+    "a label's value that is none": '{"node":"u","paused":{"nvidia.com/gpu.deploy.client":"not a label!"}}',
     "deep": '{"node":"u","rules":' + '{"a":' * 3000 + "1" + "}" * 3001,
     "too long": '{"node":"' + "u" * MAX_BYTES + '"}',
 }
