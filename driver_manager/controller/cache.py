@@ -131,6 +131,12 @@ class Cache:
             (each for each in self.sets.values() if not each.is_deleting and is_driver(each.pod_labels) and each.fits(node.labels)), None
         )
 
+    def rival_sets(self, node: NodeView) -> tuple[str, ...]:
+        """The driver DaemonSets, `namespace/name`, whose pods are on a node to stay; empty where it is one alone."""
+        uids = {pod.owner.uid for pod in self.drivers_on(node.name) if pod.owner is not None and pod.is_bound and not pod.is_terminating}
+        found = [each for uid in uids if (each := self.sets.get(uid)) is not None and not each.is_deleting and each.fits(node.labels)]
+        return tuple(sorted(each.ref for each in found)) if len(found) > 1 else ()
+
     def wanted(self, daemon_set: FleetSet | None, node_name: str) -> Revision | None:
         """A DaemonSet's newest revision, as a node should have it; None while that is not known for sure.
 

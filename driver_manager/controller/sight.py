@@ -25,6 +25,7 @@ def situation_of(node: NodeView, cache: Cache, groups: Groups, settings: Rollout
         progress=progress,
         bad_progress=bad,
         daemon_set=daemon_set,
+        rivals=cache.rival_sets(node),
         wanted=wanted.hash if wanted else "",
         wanted_digest=wanted.digest if wanted else "",
         drivers=cache.drivers_on(node.name),

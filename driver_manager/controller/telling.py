@@ -24,7 +24,9 @@ logger = logging.getLogger(__name__)
 
 WAITING_EVENTS: Final = 10_000
 """Events that may wait to be sent; more are dropped, oldest first."""
-WORTH_AN_EVENT: Final = frozenset({Because.BLOCKED_BY_POD, Because.NOT_FREED, Because.BAD_RECORD, Because.UNKNOWN_STATE})
+WORTH_AN_EVENT: Final = frozenset(
+    {Because.BLOCKED_BY_POD, Because.NOT_FREED, Because.BAD_RECORD, Because.UNKNOWN_STATE, Because.TWO_DRIVERS}
+)
 """Reasons for staying that a person should hear of; every change of state has an Event anyway."""
 ONE_EVENT: Final = frozenset({Because.BLOCKED_BY_BUDGET, Because.MAINTENANCE_OFF})
 """Such reasons whose sentence changes while they last: it is told once."""

@@ -160,6 +160,8 @@ def _idle(situation: Situation) -> Step:
         return require(situation, Because.SAFE_LOAD, "the driver's init container waits until the node is free")
     if driver is None:
         return Stay(because=Because.NO_DRIVER, sentence="no driver pod is here")
+    if situation.rivals:
+        return Stay(because=Because.TWO_DRIVERS, sentence=_two_drivers(situation))
     if situation.is_requested:
         return require(situation, Because.ORDERED, f"the annotation {UPGRADE_REQUESTED} asks for it")
     if driver.is_orphan:
@@ -169,6 +171,11 @@ def _idle(situation: Situation) -> Step:
     if not situation.is_synced(driver):
         return require(situation, Because.OUTDATED, f"the driver pod {driver.ref} is not made from the newest template")
     return _up_to_date(situation, "the driver is the wanted one")
+
+
+def _two_drivers(situation: Situation) -> str:
+    """Which of them is the wanted one cannot be told, and who deletes the pod of either gets another one of it (R2)."""
+    return f"more than one driver DaemonSet makes its pods here: {', '.join(situation.rivals)}; delete one, or let it select other nodes"
 
 
 def _up_to_date(situation: Situation, sentence: str) -> Step:
@@ -240,6 +247,8 @@ def _not_yet(situation: Situation) -> Stay | None:
         return Stay(because=Because.NO_DRIVER, sentence=f"{what}: there is nothing to upgrade")
     if (stay := _not_on_delete(situation)) is not None:
         return stay
+    if situation.rivals:
+        return Stay(because=Because.TWO_DRIVERS, sentence=_two_drivers(situation))
     if situation.daemon_set is not None and not situation.wanted:
         return Stay(because=Because.NO_REVISION, sentence=_UNKNOWN_TEMPLATE)
     if not node.is_ready:
@@ -418,6 +427,8 @@ def _after_maintenance(situation: Situation) -> Step:
 def _pod_restart(situation: Situation) -> Step:
     driver, outdated = situation.driver, situation.outdated
     going = next((pod for pod in situation.drivers if pod.is_terminating), None)
+    if situation.rivals:
+        return wait_or_fail(situation, Because.TWO_DRIVERS, _two_drivers(situation))
     if situation.progress is not None and situation.progress.target != situation.wanted != "":
         sentence = "the driver DaemonSet has a new template: its time begins anew"
         return go(situation, State.POD_RESTART, Because.NEW_TARGET, sentence, target=situation.wanted)

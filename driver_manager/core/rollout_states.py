@@ -95,6 +95,8 @@ class Because(StrEnum):
     """The newest template of the driver DaemonSet is not known yet."""
     NOT_ON_DELETE = "NotOnDelete"
     """Its driver DaemonSet has another update strategy than OnDelete: Kubernetes itself replaces the drivers, past every budget."""
+    TWO_DRIVERS = "TwoDrivers"
+    """More than one driver DaemonSet makes its pods on the node."""
     POLICY_OFF = "PolicyOff"
     """No policy upgrades the node."""
     BAD_POLICY = "BadPolicy"

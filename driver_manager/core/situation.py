@@ -102,6 +102,8 @@ class Situation:
     """What is wrong with the annotation, where it does not decode. (Another node's is no record at all.)"""
     daemon_set: FleetSet | None = None
     """The driver DaemonSet of its driver pod, else the one that would make one here."""
+    rivals: tuple[str, ...] = ()
+    """`namespace/name` of the driver DaemonSets whose pods are on the node to stay, where they are more than one."""
     wanted: str = ""
     """Hash of that DaemonSet's newest template; empty while that is not known."""
     wanted_digest: str = ""
