@@ -43,7 +43,10 @@ NONE_OF_IT: Final = frozenset({b"0", b""})
 """A quantity of nothing, as the API server writes it."""
 LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 BULK: Final = frozenset({LAST_APPLIED, "csi.volume.kubernetes.io/nodeid"})
-"""Annotations of nodes that views leave out: long, and nobody here reads them."""
+"""Annotations that views leave out: long, and nobody here reads them."""
+LONGEST_FOREIGN: Final = 64
+"""Characters of a node's annotation that is not NVIDIA's and may still be read: the number of `ORDER_KEY`. Others keep whole documents in
+theirs, and a controller has all nodes in memory."""
 
 _WHOLE: Final = re.compile(rb"(\d+)([kMG]?)")
 _SUFFIXES: Final = {b"": 1, b"k": 10**3, b"M": 10**6, b"G": 10**9}
@@ -406,7 +409,7 @@ def _node_view(node: _Node) -> NodeView:
         uid=meta.uid,
         resource_version=meta.resource_version,
         labels=shared(meta.labels),
-        annotations={sys.intern(key): value for key, value in (meta.annotations or {}).items() if key not in BULK},
+        annotations={sys.intern(key): value for key, value in (meta.annotations or {}).items() if _is_read(key, value)},
         unschedulable=bool(node.spec.unschedulable),
         taints=tuple(Taint(taint.key, taint.value, taint.effect, taint.time_added) for taint in node.spec.taints or ()),
         boot_id=status.node_info.boot_id,
@@ -414,6 +417,11 @@ def _node_view(node: _Node) -> NodeView:
         allocatable=dict(_devices(status.allocatable)),
         capacity=dict(_devices(status.capacity)),
     )
+
+
+def _is_read(key: str, value: str) -> bool:
+    """Whether a node's annotation may concern anybody here."""
+    return key not in BULK and (key.startswith(names.RESOURCE_PREFIX) or len(value) <= LONGEST_FOREIGN)
 
 
 def _devices(quantities: dict[str, msgspec.Raw] | None) -> Iterator[tuple[str, int]]:
