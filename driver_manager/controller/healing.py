@@ -134,11 +134,9 @@ class Healer:
             node = await self._fleet.node(name)
             pods = (await self._fleet.pods_on(name)).items
             await self._treat(node, driver_pods(pods), living(pods))
-        except NotFound:
-            self._strays.pop(name, None)
-            self._watched.pop(name, None)
-            self._cache.drop_node(name, known.uid)
         except (ClusterError, InvariantBroken) as error:
+            if isinstance(error, NotFound):  # of a node of the fleet the watch tells: an answer alone is not believed
+                self._strays.pop(name, None)
             logger.warning("a node could not be healed, trying again", extra={"node": name, "error": error.message})
             watched = self._watched.setdefault(name, _Watched(known.uid, _run(known), 0.0))
             watched.due_at = self._clock.now() + AFTER_ERROR

@@ -418,9 +418,7 @@ class Controller:
             self._telling.moved(written, decision, situation, self._workers.evicted(name))
         except Conflict as error:
             await self._after_conflict(node, error)
-        except NotFound:
-            self.cache.drop_node(name, node.uid)
-        except ClusterError as error:
+        except ClusterError as error:  # of a node that is gone the watch tells: an answer alone is not believed
             logger.warning("a node could not be written, trying again", extra={"node": name, "error": error.message})
             await self._clock.sleep(AFTER_ERROR)
             await self._read_again(name)
@@ -443,9 +441,6 @@ class Controller:
     async def _read_again(self, name: str) -> None:
         try:
             self.cache.put_node(await self._fleet.node(name))
-        except NotFound:
-            if name in self.cache.nodes:
-                self.cache.drop_node(name, self.cache.nodes[name].uid)
         except ClusterError:
             await self._clock.sleep(AFTER_ERROR)
 

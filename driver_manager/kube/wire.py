@@ -184,7 +184,12 @@ class Reader(Generic[View]):
 
         def read(body: bytes | msgspec.Raw) -> tuple[str, View]:
             item = decode(body)
-            return item.metadata.resource_version, view(item)
+            version = item.metadata.resource_version
+            if (
+                not version.isdecimal()
+            ):  # they are put in order: https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions
+                raise ValueError(f"its resourceVersion is {version!r}, and that is no number")
+            return version, view(item)
 
         self._read = read
 

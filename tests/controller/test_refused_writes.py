@@ -1,4 +1,4 @@
-"""Writes that are refused again and again, though nothing has changed: by an admission webhook, a proxy, a label that cannot be."""
+"""Requests that are refused again and again, though nothing has changed: by an admission webhook, or by a proxy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from driver_manager.controller.run import Replica
 from driver_manager.controller.settings import ControllerSettings
-from driver_manager.errors import Conflict
+from driver_manager.errors import Conflict, NotFound
 from driver_manager.names import GRANTS, UPGRADE_STATE
 from driver_manager.sim.clock import run_virtual
 from driver_manager.sim.faults import Fail
@@ -64,3 +64,22 @@ def test_a_conflict_with_nobody_about_an_inherited_grant() -> None:
         await asyncio.wait({task})
 
     run_virtual(story())
+
+
+def test_a_node_that_is_only_said_to_be_gone() -> None:
+    """R7: while answers say that a node is not there, and the watch does not, it keeps its slot; then it is done like all others."""
+    world = FleetWorld(1, nodes=2, policy={"autoUpgrade": True, "maxParallelUpgrades": 1, "maxUnavailable": "100%"})
+
+    async def story(world: FleetWorld, replica: Replica) -> None:
+        world.new_driver("two")
+        await until(lambda: world.cordoned == {"gpu-1"}, "the first node is begun")
+        rules = [world.faults.on(call, Fail(lambda: NotFound('nodes "gpu-1" not found')), times=1000) for call in ("patch_node", "node")]
+        await asyncio.sleep(60)
+        assert "gpu-1" in replica.controller.cache.nodes
+        assert world.cordoned == {"gpu-1"}
+        assert 10 < rules[0].acted < 40
+        for rule in rules:
+            rule.times = rule.acted
+        await until_done(world)
+
+    play(world, story)

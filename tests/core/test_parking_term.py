@@ -41,7 +41,7 @@ def merged(there: Any, patch: Any) -> Any:
 def with_affinity(affinity: dict[str, Any] | None) -> FleetSet:
     """A DaemonSet with such a template, as the adapter reads it."""
     spec = {"template": {"metadata": {}, "spec": {"affinity": affinity} if affinity is not None else {}}}
-    body = {"metadata": {"namespace": "mon", "name": "x", "uid": "u"}, "spec": spec}
+    body = {"metadata": {"namespace": "mon", "name": "x", "uid": "u", "resourceVersion": "1"}, "spec": spec}
     return fleetviews.SETS.one(msgspec.json.encode(body))
 
 

@@ -171,7 +171,7 @@ def test_a_gated_pod_and_its_node(gates: list[str], key: str, node_name: str) ->
     term = {"matchFields": [{"key": key, "operator": "In", "values": ["n1"]}]}
     affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}}
     owner = {"kind": "DaemonSet", "name": "d", "uid": "v", "controller": True}
-    meta = {"namespace": "ns", "name": "d-x", "uid": "u", "ownerReferences": [owner]}
+    meta = {"namespace": "ns", "name": "d-x", "uid": "u", "resourceVersion": "1", "ownerReferences": [owner]}
     seen = views.GATED.one(raw({"metadata": meta, "spec": {"affinity": affinity, "schedulingGates": [{"name": gate} for gate in gates]}}))
     assert (seen.node_name, seen.pod.ref, seen.pod.owner_ref) == (node_name, "ns/d-x", "ns/d")
 

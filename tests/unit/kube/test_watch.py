@@ -132,6 +132,16 @@ async def test_retry_after_lengthens_a_pause(api: Api, cluster: kube.KubeCluster
     assert clock.slept == [7, 30]
 
 
+@pytest.mark.parametrize("version", [None, "", "abc", "1.5"])
+async def test_a_version_that_is_no_number(api: Api, cluster: kube.KubeCluster, since: PodList, version: str | None) -> None:
+    """What cannot be put in order is no answer of the API server's: the watch begins anew, as after any nonsense."""
+    odd = pod("c", 11)
+    odd["metadata"]["resourceVersion"] = version
+    api.will(streams(event("ADDED", {**odd, "metadata": {k: v for k, v in odd["metadata"].items() if v is not None}})))
+    api.replies.append(streams(event("ADDED", pod("d", 12)), stays=True))
+    assert await take(1, cluster.pod_changes("n1", since)) == [("seen", "d")]
+
+
 async def test_forbidden_ends_it(api: Api, cluster: kube.KubeCluster, since: PodList) -> None:
     """Nothing is tried again where the account may not watch."""
     api.will(refuses(403, "pods is forbidden: User cannot watch"))
@@ -144,9 +154,8 @@ async def test_a_line_may_be_long(api: Api, cluster: kube.KubeCluster, since: Po
     """Three megabytes of annotations, and a line cut into pieces anywhere."""
     long = pod("c", 11)
     long["metadata"]["annotations"] = {"x": "y" * 3_000_000}
-    api.will(
-        streams(event("ADDED", long), b'{"type": "DELETED", "obj', b'ect": {"metadata": {"name": "b", "uid": "uid-b"}}}\n', stays=True)
-    )
+    halves = b'{"type": "DELETED", "obj', b'ect": {"metadata": {"name": "b", "uid": "uid-b", "resourceVersion": "12"}}}\n'
+    api.will(streams(event("ADDED", long), *halves, stays=True))
     assert await take(2, cluster.pod_changes("n1", since)) == [("seen", "c"), ("gone", "b")]
 
 
