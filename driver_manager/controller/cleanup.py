@@ -231,7 +231,7 @@ class Cleanup:
         lease = await self._fleet.lease(namespace, name)
         if not lease.holder:
             return ""
-        until = self._clock.now() + lease.duration_seconds + LOOK_EVERY
+        until = self._clock.now() + lease.lasts + LOOK_EVERY
         while self._clock.now() < until:
             await self._clock.sleep(LOOK_EVERY)
             again = await self._fleet.lease(namespace, name)
@@ -277,7 +277,7 @@ class Cleanup:
             return  # no controller has ever led from there, and none is made for this
         election = Election(self._fleet, self._clock, where)
         try:
-            async with asyncio.timeout(lease.duration_seconds + 3 * where.retry_period):
+            async with asyncio.timeout(max(lease.lasts, where.lease_duration) + 3 * where.retry_period):
                 await election.win()
         except TimeoutError as error:
             again = await self._fleet.lease(where.lease_namespace, where.lease_name)

@@ -96,7 +96,8 @@ class Election:
             self._seen_at = self._clock.now()
         self._seen = lease
         is_free = not lease.holder or lease.holder == self._settings.identity
-        if not is_free and self._clock.now() - self._seen_at < lease.duration_seconds:
+        lasts = max(lease.lasts, self._settings.lease_duration)  # a person may have written less than its holder renews it by
+        if not is_free and self._clock.now() - self._seen_at < lasts:
             return False
         self.annotations = {key: value for key, value in lease.annotations.items() if key in OURS}
         try:

@@ -6,7 +6,7 @@ Only what a decision needs. Adapters build these from the API's objects; `contro
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from driver_manager.core.snapshot import ChangeKind, LabelExpression, NodeView, Owner, Toleration
 from driver_manager.names import COMPONENT_LABEL, DRIVER_APP, DRIVER_COMPONENTS, VALIDATOR_APP
@@ -283,6 +283,12 @@ class NotServed:
 FleetEvent = Listed | Changed | NotServed
 
 
+USUAL_DURATION: Final = 15
+"""Seconds of a Lease that does not say."""
+LONGEST_DURATION: Final = 600
+"""Seconds; more than any program asks for. A person can write 68 years, and whoever held such a Lease last would never be followed."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseView:
     """A Lease, as https://kubernetes.io/docs/concepts/architecture/leases/ tells.
@@ -301,6 +307,11 @@ class LeaseView:
     """MicroTime: `2026-01-31T09:00:00.000000Z`."""
     transitions: int = 0
     annotations: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def lasts(self) -> int:
+        """Seconds for which it is believed that its holder lives, from the last change on."""
+        return min(self.duration_seconds or USUAL_DURATION, LONGEST_DURATION)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

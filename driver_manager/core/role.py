@@ -16,8 +16,6 @@ from driver_manager.names import REQUESTOR_MODE
 
 UNREAD_SECONDS: Final = 15.0
 """So long what was read last is believed. After that it is not known who leads, and ours does not."""
-USUAL_DURATION: Final = 15
-"""Seconds of a Lease that does not say."""
 
 
 class Role(StrEnum):
@@ -79,7 +77,7 @@ class Rival:
         """Whether somebody holds it, and it changed within its duration before the last look."""
         if self.lease is None or not self.lease.holder:
             return False
-        return self.read_at - self.since < (self.lease.duration_seconds or USUAL_DURATION)
+        return self.read_at - self.since < self.lease.lasts
 
 
 def standing(choice: Choice, rival: Rival, now: float) -> Standing | None:

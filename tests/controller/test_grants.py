@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -17,7 +18,7 @@ from driver_manager.core.snapshot import ChangeKind
 from driver_manager.errors import TakenOver, Unreachable
 from driver_manager.names import DRIVER_APP, GRANTS, PARKED, UPGRADE_STATE, WAITING
 from driver_manager.sim.clock import run_virtual
-from driver_manager.sim.faults import Delay, Fail
+from driver_manager.sim.faults import Delay, Fail, Hang
 from driver_manager.sim.fleetworld import OWN_NAMESPACE, POLICY, FleetWorld
 from driver_manager.sim.gpunodes import Fate
 from driver_manager.sim.objects import Node
@@ -188,3 +189,32 @@ def test_many_groups_that_wait() -> None:
     assert len(said) > 20
     assert said.items() <= waiting.items()
     assert written_waiting({}) is None
+
+
+@pytest.mark.parametrize("seconds", [1, 2**31 - 1])
+def test_a_lease_whose_duration_a_person_has_written(seconds: int) -> None:
+    """R10: beside a leader that lives nobody begins to lead for it; one that is gone is followed in ten minutes at most."""
+    world = FleetWorld(1, nodes=1)
+
+    async def story() -> None:
+        lives = [world.controller() for _ in range(2)]
+        slow, quick = ControllerSettings(identity="one", retry_period=4.0), ControllerSettings(identity="two", retry_period=0.5)
+        one, two = (Replica(life.fleet, life.clock, each) for life, each in zip(lives, (slow, quick), strict=True))
+        tasks = [asyncio.create_task(one.run())]
+        await asyncio.sleep(5)
+        tasks.append(asyncio.create_task(two.run()))
+        for _ in range(10):
+            lease = await world.client().lease(OWN_NAMESPACE, "driver-manager-controller")
+            await world.client().write_lease(replace(lease, duration_seconds=seconds))
+            await asyncio.sleep(4)
+            assert one.election.still_leading()
+            assert not two.election.is_leading
+        lease = await world.client().lease(OWN_NAMESPACE, "driver-manager-controller")
+        await world.client().write_lease(replace(lease, duration_seconds=seconds))
+        world.faults.on("write_lease", Hang(), where=lambda call: call.args["holder"] == "one", times=None)
+        await until(lambda: two.election.is_leading, "the other one leads", 620)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    run_virtual(story())
