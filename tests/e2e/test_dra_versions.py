@@ -57,7 +57,7 @@ def add_claim(node: StockNode, version: str, name: str, driver: str) -> None:
     node.cp.wait_for(lambda: node.ready_pods([name]), f"the pod {name}")
 
 
-@pytest.mark.parametrize("version", ["v1beta2", "v1beta1"])
+@pytest.mark.parametrize("version", [pytest.param("v1beta2", marks=pytest.mark.deep), "v1beta1"])
 def test_older_api(version: str, tmp_path: Path) -> None:
     """N04: where the server has a beta of the API alone, claims are read in it: the GPU's holder goes, the other driver's stays."""
     with old_node(version, tmp_path) as node:

@@ -98,7 +98,9 @@ def two(fleet: FleetMaker) -> GpuFleet:
     return made
 
 
-@pytest.mark.parametrize("hold", [Rule.hold_answer, Rule.hold_request], ids=["done", "not-done"])
+@pytest.mark.parametrize(
+    "hold", [pytest.param(Rule.hold_answer, id="done"), pytest.param(Rule.hold_request, id="not-done", marks=pytest.mark.deep)]
+)
 def test_killed_at_every_kind_of_write(two: GpuFleet, api_proxy: ApiProxy, hold: Callable[[Rule], Rule]) -> None:
     """N50, R7: whether the write was done or not, the next life ends the roll-out and repeats nothing."""
     play_rounds(two, api_proxy, hold)

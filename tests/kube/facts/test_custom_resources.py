@@ -126,6 +126,7 @@ async def test_garbage_collection_of_a_young_kind(space: Space, drivers: str, no
     note("pods_left_when_foreground_owner_is_gone", [p["status"]["phase"] for p in await space.pods("app=owned")])
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("control_plane")  # says where the programs are missing
 def test_garbage_collection_of_a_kind_from_the_start(note: Note) -> None:
     """CRDs that are there before the controllers start are garbage collected at once."""
