@@ -4,161 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-from collections import Counter
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 import pytest
 
 from driver_manager import names
 from driver_manager.cli import fleetstatus
 from driver_manager.controller.run import Replica
-from driver_manager.controller.settings import ControllerSettings, MaintenanceSettings
-from driver_manager.core.conditions import PACED
+from driver_manager.controller.settings import ControllerSettings
 from driver_manager.core.fleet import LeaseView
 from driver_manager.core.report import Blocker, Waiting, status_text
 from driver_manager.core.role import Choice, Role
 from driver_manager.core.rollout_states import Because
 from driver_manager.core.snapshot import ChangeKind
-from driver_manager.core.upgrade_policy import read_policy
 from driver_manager.errors import DriverManagerError, Forbidden
-from driver_manager.ports import NodePatch
 from driver_manager.sim.access import EVERYTHING
 from driver_manager.sim.clock import run_virtual
 from driver_manager.sim.faults import Fail
-from driver_manager.sim.fleetworld import CONTROLLER, MAINTENANCE_NAMESPACE, OWN_NAMESPACE, FleetWorld
+from driver_manager.sim.fleetworld import CONTROLLER, OWN_NAMESPACE, FleetWorld
 from driver_manager.sim.objects import HOSTNAME, Node, Pod, PodSpec
 from driver_manager.sim.parking import GATE
 from driver_manager.sim.store import Object
 from driver_manager.sim.world import AgentLife
-from tests.controller.gpuoperator import GpuOperator
+from tests.controller.besides import OPERATOR, POLICY, Stage, play
 from tests.controller.rollouts import add_exporter
 from tests.controller.stories import play as play_led
 from tests.controller.stories import until
 from tests.controller.test_metrics import Scraped
 from tests.controller.test_overview import look, row
-
-OPERATOR = "system:serviceaccount:gpu-operator:gpu-operator"
-POLICY = {"autoUpgrade": True, "maxParallelUpgrades": 2, "maxUnavailable": "50%"}
-PACE = 4.0
-"""Seconds between the stand-in's passes: in life each of its writes begins the next one, but a fleet gives it more to do than this one."""
-
-
-class Stage:
-    """A fleet, a gpu-operator that can die and come back, and a replica of ours."""
-
-    def __init__(
-        self, *, nodes: int = 4, choice: Choice = Choice.AUTO, policy_file: dict[str, Any] | None = None, **world_args: Any
-    ) -> None:
-        self.world = FleetWorld(1, nodes=nodes, **{"policy": POLICY, "gpu_pods": 1, **world_args})
-        self.account = self.world.add_account(OPERATOR, EVERYTHING)
-        self.choice, self.policy_file = choice, policy_file
-        self.operator_task: asyncio.Task[None] | None = None
-        self.replica: Replica | None = None
-        for name in list(self.world.store.nodes):
-            spec = PodSpec(labels={"kind": "hidden"}, runtime_class="nvidia", node_selector={HOSTNAME: name}, stop_seconds=1.0)
-            self.world.add_deployment(f"render-{name}", spec, node=name)
-
-    def start_operator(self) -> None:
-        """gpu-operator comes up."""
-        life = self.world.controller(account=self.account)
-        operator = GpuOperator(life.fleet, life.clock, pass_seconds=PACE)
-        self.operator_task = asyncio.create_task(operator.run())
-
-    async def kill_operator(self) -> None:
-        """It dies, and gives nothing up."""
-        assert self.operator_task is not None
-        self.operator_task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self.operator_task
-
-    @property
-    def controller(self) -> Any:
-        assert self.replica is not None
-        return self.replica.controller
-
-    @property
-    def role(self) -> Role:
-        """Ours, as it is now."""
-        role: Role = self.controller.role.standing.role
-        return role
-
-    def patches(self, who: str) -> list[NodePatch]:
-        """Node patches of one account, in order."""
-        return [deed.detail for deed in self.world.deeds("patch") if deed.who == who and isinstance(deed.detail, NodePatch)]
-
-    def states(self) -> dict[str, str]:
-        """Node -> its state."""
-        return {name: node.labels.get(names.UPGRADE_STATE, "") for name, node in self.world.store.nodes.items()}
-
-    async def until(self, is_so: Callable[[], bool], what: str, seconds: float = 900.0) -> None:
-        """Waits in virtual time."""
-        for _ in range(int(seconds * 2)):
-            if is_so():
-                return
-            await asyncio.sleep(0.5)
-        raise AssertionError(f"not in {seconds:.0f} s: {what}; {self.states()}; {self.controller.stays}")
-
-    async def until_done(self) -> None:
-        """Waits for the end of a roll-out."""
-        old = "driver:two"
-
-        def is_over() -> bool:
-            drivers = self.world.driver_pods()
-            is_new = len(drivers) == len(self.world.store.nodes) and all(pod.spec.image == old and pod.is_ready for pod in drivers)
-            return is_new and set(self.states().values()) == {"upgrade-done"}
-
-        await self.until(is_over, "the roll-out is over")
-
-    def evicted(self) -> Counter[tuple[str, str]]:
-        """(who, kind of pod) -> how many were evicted."""
-        kinds = {True: "hidden", False: "gpu"}
-        return Counter((deed.who, kinds["render" in deed.target]) for deed in self.world.deeds("evict"))
-
-    def assert_nothing_twice(self) -> None:
-        """No pod was evicted twice, no driver pod deleted twice, and every node is as it was."""
-        evicted = Counter(deed.uid for deed in self.world.deeds("evict"))
-        assert not [uid for uid, times in evicted.items() if times > 1]
-        deleted = Counter(deed.node_name for deed in self.world.deeds("delete") if "nvidia-driver" in deed.target)
-        assert set(deleted.values()) == {1}, deleted
-        assert len(deleted) == len(self.world.store.nodes)
-        assert not self.world.cordoned
-        for name, node in self.world.store.nodes.items():
-            record = json.loads(node.annotations.get(names.ROLLOUT, "{}"))
-            assert not record.get("cordoned"), f"{name}: {record}"
-            assert names.INITIAL_UNSCHEDULABLE not in node.annotations
-        lease = self.world.store.leases[f"{OWN_NAMESPACE}/driver-manager-controller"]
-        assert names.GRANTS not in lease.annotations
-
-
-Story = Callable[[Stage], Coroutine[Any, Any, None]]
-
-
-def play(story: Story, *, operator: bool = True, requestor: bool = False, **stage_args: Any) -> Stage:
-    """Runs a story beside our replica; gpu-operator is there first unless it is said otherwise."""
-    stage = Stage(**stage_args)
-
-    async def whole() -> None:
-        if operator:
-            stage.start_operator()
-            await asyncio.sleep(20)
-        life = stage.world.controller()
-        policy = read_policy(stage.policy_file) if stage.policy_file else None
-        asks = MaintenanceSettings(is_on=requestor, namespace=MAINTENANCE_NAMESPACE)
-        settings = ControllerSettings(identity="one", lease_namespace=OWN_NAMESPACE, role=stage.choice, policy=policy, maintenance=asks)
-        stage.replica = Replica(life.fleet, life.clock, settings)
-        task = asyncio.create_task(stage.replica.run())
-        await asyncio.sleep(25)
-        await story(stage)
-        for each in (task, stage.operator_task):
-            if each is not None:
-                each.cancel()
-                with contextlib.suppress(asyncio.CancelledError, DriverManagerError):
-                    await each
-
-    run_virtual(whole())
-    return stage
 
 
 def test_it_follows_a_gpu_operator_that_lives() -> None:
@@ -547,78 +419,6 @@ def test_a_hidden_holder_that_the_agent_names_is_evicted(operator: bool) -> None
         stage.assert_nothing_twice()
 
     play(story, operator=operator)
-
-
-# Conditions ---------------------------------------------------------------------------------------------------------
-
-
-def test_conditions_are_written_on_change_and_now_and_then() -> None:
-    """A roll-out of many nodes costs few writes, others' conditions stay, and at rest nothing is written."""
-
-    async def story(stage: Stage) -> None:
-        world = stage.world
-        foreign = {"Ready": ("True", "Reconciled")}
-        there = world.store.policies["ClusterPolicy", "cluster-policy"]
-        world.set_policy("ClusterPolicy", "cluster-policy", conditions={**there.conditions, **foreign})
-        await asyncio.sleep(70)
-        said = len(world.deeds("condition"))
-        await asyncio.sleep(600)
-        assert len(world.deeds("condition")) == said, "nothing has changed"
-        began = asyncio.get_running_loop().time()
-        world.new_driver("two")
-        await stage.until_done()
-        await asyncio.sleep(10)
-        minutes = (asyncio.get_running_loop().time() - began) / 60
-        assert len(world.deeds("condition")) - said <= 2 + minutes
-        there = world.store.policies["ClusterPolicy", "cluster-policy"]
-        assert there.conditions.items() >= foreign.items()
-        assert there.conditions["DriverManagerRolledOut"] == ("True", "Complete")
-
-    play(story, operator=False, nodes=8)
-
-
-def test_a_node_that_waits_is_counted_with_its_reason() -> None:
-    """The condition says why nodes are not begun, not only that."""
-
-    async def story(stage: Stage) -> None:
-        world = stage.world
-        for name in ("gpu-1", "gpu-2"):
-            world.add_pod(f"by-hand-{name}", PodSpec(gpus=1), node=name)
-        await asyncio.sleep(5)
-        world.new_driver("two")
-        await stage.until(lambda: list(stage.states().values()).count("upgrade-done") == 2, "two are done")
-        await asyncio.sleep(130)
-        uid = world.store.policies["ClusterPolicy", "cluster-policy"].uid
-        sentence = world.store.sentences[uid, "DriverManagerRolledOut"]
-        assert sentence == "2 of 4 nodes are done, 2 waiting (BlockedByPod 2)"
-
-    play(story, operator=False)
-
-
-def test_no_node_is_begun_while_kubernetes_replaces_the_drivers_by_itself() -> None:
-    """RollingUpdate on the driver's DaemonSet: nobody is evicted or cordoned, the policy's resource says why, and OnDelete ends it."""
-
-    async def story(stage: Stage) -> None:
-        world = stage.world
-        await stage.until(lambda: set(stage.states().values()) == {"upgrade-done"}, "all are known")
-        found = world.driver_set()
-        found.is_on_delete = False
-        world.controllers.daemon_sets.written(found)
-        uid = world.store.policies["ClusterPolicy", "cluster-policy"].uid
-        await stage.until(lambda: world.store.sentences.get((uid, PACED), "").startswith("the driver DaemonSets of 4 of 4"), "it is said")
-        world.new_driver("two")
-        await stage.until(lambda: all(pod.spec.digest == "two" and pod.is_ready for pod in world.driver_pods()), "Kubernetes did it")
-        assert not world.deeds("evict")
-        assert not any(node.unschedulable for node in world.store.nodes.values())
-        found.is_on_delete = True
-        world.controllers.daemon_sets.written(found)
-
-        def is_taken_back() -> bool:
-            return world.store.policies["ClusterPolicy", "cluster-policy"].conditions.get(PACED) == ("True", "OnDelete")
-
-        await stage.until(is_taken_back, "it is taken back")
-
-    play(story, operator=False)
 
 
 def test_other_words_for_the_same_role_end_no_work() -> None:

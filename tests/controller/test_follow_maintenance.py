@@ -9,7 +9,7 @@ import pytest
 from driver_manager import names
 from driver_manager.core.role import Role
 from driver_manager.core.rollout_states import State
-from tests.controller.test_follow import Stage, play
+from tests.controller.besides import Stage, play
 
 
 @pytest.mark.parametrize("moment", range(0, 44, 4))
