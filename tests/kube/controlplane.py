@@ -44,6 +44,8 @@ from tests.kube.binaries import COMPONENTS, find_programs
 from tests.kube.components import USERS, Options
 from tests.kube.recorder import Object, Recorder
 
+GARBAGE_PERCENT = "300"
+"""GOGC of the programs, 100 by default: several control planes share few processors, and memory is not what is short."""
 MERGE, STRATEGIC = "application/merge-patch+json", "application/strategic-merge-patch+json"
 JSON_PATCH, APPLY = "application/json-patch+json", "application/apply-patch+yaml"
 GUARD, KUBELET = Path(__file__).parent / "guard.py", Path(__file__).parent / "kubelet.py"
@@ -157,7 +159,7 @@ class ControlPlane:
     def spawn(self, name: str, argv: Sequence[str], env: Mapping[str, str] | None = None) -> int:
         """Starts a program that dies with the control plane; its output goes to <name>.log. Returns its pid."""
         self._argv[name] = list(argv)
-        self._pids[name] = self._tell({"start": name, "argv": list(argv), "env": dict(env or {})})["pid"]
+        self._pids[name] = self._tell({"start": name, "argv": list(argv), "env": {"GOGC": GARBAGE_PERCENT, **(env or {})}})["pid"]
         return self._pids[name]
 
     def spawn_kubelet(self, *args: str) -> int:
