@@ -266,10 +266,10 @@ class Controller:
             self._forget(name)
             self._heal(name)
             return
+        situation = self.situation(node)
+        self._count(node, situation)  # first of all: a node that is written, or left alone, takes its place too (R7)
         if name in self._writing or self._is_left_alone(name):
             return  # the end of that marks the node again
-        situation = self.situation(node)
-        self._count(node, situation)
         decision = self._decided(situation)
         if decision.change:
             patch = NodePatch.guarded(node, decision.change)

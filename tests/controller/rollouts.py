@@ -172,12 +172,17 @@ async def play(script: Script) -> FleetWorld:
     calm.cancel()
     _end_trouble(world, stop)
     await asyncio.sleep(60)
+    await _until(world, lambda: not _is_parked(world), script)  # for a moment one is, where the policies are proven
     _check_end(world, script, watched, before, old)
     for task in replicas:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
     return world
+
+
+def _is_parked(world: FleetWorld) -> bool:
+    return any(names.PARKED in node.labels for node in world.store.nodes.values())
 
 
 def _begin_trouble(world: FleetWorld, script: Script, rng: random.Random) -> None:
