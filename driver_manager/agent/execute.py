@@ -587,5 +587,5 @@ def _round_words(found: Round) -> str:
 
 def _with_owners(found: Round) -> str:
     """The pods with who makes them: a DaemonSet's come back as often as they are evicted."""
-    words = [f"pod {pod.ref}" + (f" of {pod.owner.kind} {pod.owner.name}" if pod.owner else "") for pod in found.pods[:5]]
+    words = [f"pod {pod.with_owner}" for pod in found.pods[:5]]
     return ", ".join(words) or "processes that hold a GPU"

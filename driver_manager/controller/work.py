@@ -229,7 +229,7 @@ class Worker:
                     return
                 await self._keeper.prove(name, todo.hold.parked)
                 await self._take_off(tracker, todo)
-            left = ", ".join(pod.ref for pod in (await self._look(tracker)).gone)
+            left = ", ".join(pod.with_owner for pod in (await self._look(tracker)).gone)
             if left:
                 raise Refused(f"users of the driver keep coming to the node: {left}")
             self._tell(Freeing(is_done=True))

@@ -162,6 +162,11 @@ class PodView:
         return f"{self.namespace}/{self.name}"
 
     @property
+    def with_owner(self) -> str:
+        """The same with who makes it, if anybody: whoever makes it makes it again."""
+        return self.ref + (f" of {self.owner.kind} {self.owner.name}" if self.owner is not None else "")
+
+    @property
     def owner_ref(self) -> str:
         """`namespace/name` of its controller; empty where it has none."""
         return f"{self.namespace}/{self.owner.name}" if self.owner is not None else ""

@@ -28,6 +28,7 @@ from driver_manager.names import (
     REQUESTOR_MODE,
     UPGRADE_CONTROLLER_PREFIXES,
     UPGRADE_ENABLED,
+    UPGRADE_REQUESTED,
     UPGRADE_STATE,
 )
 from driver_manager.ports import Clock, Fleet, NodePatch
@@ -99,6 +100,8 @@ class GpuOperator:
             if driver is None:
                 continue
             if state_of(node) == "upgrade-required":
+                if UPGRADE_REQUESTED in node.annotations:
+                    await self._write(node, annotations={UPGRADE_REQUESTED: None})
                 if slots > 0:
                     slots -= 1
                     await self._move(node, "cordon-required")
@@ -111,7 +114,7 @@ class GpuOperator:
         is_synced = wanted is not None and driver.revision == wanted.hash
         match state_of(node):
             case "" | "upgrade-done" as state:
-                if wanted is not None and not is_synced:
+                if wanted is not None and (not is_synced or node.annotations.get(UPGRADE_REQUESTED) == "true"):
                     if node.unschedulable:
                         await self._write(node, annotations={INITIAL_UNSCHEDULABLE: "true"})
                     await self._move(node, "upgrade-required")

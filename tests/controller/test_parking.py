@@ -239,7 +239,7 @@ def named(world: FleetWorld, *refs: str) -> None:
 
 @pytest.mark.parametrize("ways", [GATE, DENY])
 def test_parked_by_name(ways: str) -> None:
-    """A policy names it: parked as with the label, neighbours healed too; a name that nobody has is told, and stops nothing."""
+    """N02 variant 3: named by a policy it is parked as by its label, neighbours healed too; a name nobody has is told, no more."""
 
     async def story() -> None:
         world = FleetWorld(3, nodes=3, driver_start=60.0)
@@ -457,7 +457,7 @@ def test_a_record_lost_in_mid_flow() -> None:
 
 
 def test_a_paused_label_takes_a_daemon_set_away() -> None:
-    """Decision 35: one that selects a deploy label goes before the driver does, and the label is as before when the node is opened."""
+    """N02 variant 2, decision 35: one that selects a deploy label goes before the driver; the label is as before when the node opens."""
 
     async def story() -> None:
         world = FleetWorld(3, nodes=2)
@@ -477,7 +477,7 @@ def test_a_paused_label_takes_a_daemon_set_away() -> None:
 
 
 def test_a_taint_keeps_a_daemon_set_off() -> None:
-    """Decision 35: one that does not tolerate the taint, which driver and validator do, is evicted and kept off; another taint stays."""
+    """N02 variant 1, decision 35: one that does not tolerate the taint, as driver and validator do, is kept off; another taint stays."""
 
     async def story() -> None:
         world = FleetWorld(3, nodes=2)

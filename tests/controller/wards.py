@@ -10,6 +10,7 @@ from driver_manager import names
 from driver_manager.controller.run import Replica
 from driver_manager.controller.settings import ControllerSettings
 from driver_manager.core.healing import Why
+from driver_manager.core.upgrade_policy import UpgradePolicy
 from driver_manager.errors import DriverManagerError
 from driver_manager.sim.access import CONTROLLER_NAMESPACE_ROLE, CONTROLLER_ROLE
 from driver_manager.sim.objects import Account, Cascade
@@ -30,11 +31,13 @@ def account_of(world: World) -> Account:
     return known or world.add_account(CONTROLLER, CONTROLLER_ROLE, namespace_rules=spaces)
 
 
-async def lead(world: World, *, kill_at: int | None = None, settle_time: float = SETTLE, heal_pause: float = PAUSE) -> bool:
+async def lead(
+    world: World, *, kill_at: int | None = None, settle_time: float = SETTLE, heal_pause: float = PAUSE, policy: UpgradePolicy | None = None
+) -> bool:
     """One life of the controller, to its end; gives whether it was killed."""
     life = world.life(account=account_of(world), kill_at=kill_at)
     settings = ControllerSettings(
-        identity=f"life-{life.number}", lease_namespace=OWN_NAMESPACE, settle_time=settle_time, heal_pause=heal_pause
+        identity=f"life-{life.number}", lease_namespace=OWN_NAMESPACE, settle_time=settle_time, heal_pause=heal_pause, policy=policy
     )
     with contextlib.suppress(DriverManagerError):
         await life.run(Replica(life.fleet, life.clock, settings).run())
@@ -42,9 +45,11 @@ async def lead(world: World, *, kill_at: int | None = None, settle_time: float =
 
 
 @contextlib.asynccontextmanager
-async def led(world: World, *, settle_time: float = SETTLE, heal_pause: float = PAUSE) -> AsyncIterator[None]:
-    """While it is entered a controller leads."""
-    task = asyncio.create_task(lead(world, settle_time=settle_time, heal_pause=heal_pause))
+async def led(
+    world: World, *, settle_time: float = SETTLE, heal_pause: float = PAUSE, policy: UpgradePolicy | None = None
+) -> AsyncIterator[None]:
+    """While it is entered a controller leads, by the policy of a file if there is one."""
+    task = asyncio.create_task(lead(world, settle_time=settle_time, heal_pause=heal_pause, policy=policy))
     try:
         yield
     finally:

@@ -25,18 +25,19 @@ def is_parked(node: Object, owner: str) -> bool:
     return PARKED in meta["labels"] and owner in meta.get("annotations", {}).get(PARKED, "").split(",")
 
 
-def assert_parked_through(story: Story, pods: Recorder, owner: str, users: Recorder) -> int:
+def assert_parked_through(story: Story, pods: Recorder, owner: str, users: Recorder, *, is_led_by_others: bool = False) -> int:
     """Holds every event to what parking promises; gives how many events there were.
 
     The exporter runs on each node from the beginning to that node's cordon, and again at the end. Each node is parked for it exactly as
     long as it is cordoned: in that time no pod of the exporter becomes ready on it, and none is there once the driver goes, nor any other
-    user. No node that is open loses its exporter.
+    user. No node that is open loses its exporter. Where others cordon, a node is parked a moment after its cordon and un-parked after it.
 
     Args:
         story: of a roll-out that is over.
         pods: of the exporter.
         owner: `namespace/name` of the exporter.
         users: pods of other users of the driver.
+        is_led_by_others: whether gpu-operator cordons and opens nodes, all or some.
     """
     names = story.fleet.names
     story.fleet.wait(lambda: _has_caught_up(story, pods), "the records to have all that happened")
@@ -54,12 +55,14 @@ def assert_parked_through(story: Story, pods: Recorder, owner: str, users: Recor
             _take_pod(event, closed, runs)
             continue
         is_closed = event.object["spec"].get("unschedulable", False)
-        assert is_closed == is_parked(event.object, owner), f"{event.name} is parked exactly while it is cordoned"
+        is_off = is_parked(event.object, owner)
+        assert is_closed == is_off or is_led_by_others, f"{event.name} is parked exactly while it is cordoned"
         if is_closed and event.name not in closed:
             assert event.name in runs.values(), f"{event.name} is cordoned, and the exporter was not there before"
         (closed.add if is_closed else closed.discard)(event.name)
-        if event.object["metadata"]["labels"].get(STATE) in DRIVERLESS:
+        if is_closed and event.object["metadata"]["labels"].get(STATE) in DRIVERLESS:
             seen.add(event.name)
+            assert is_off, f"{event.name} has no driver, and is not parked"
             assert event.name not in {*runs.values(), *uses.values()}, f"{event.name} has no driver, and somebody uses it there"
     assert seen == set(names), "every node has been without its driver"
     assert sorted(runs.values()) == names, "it runs on every node again"

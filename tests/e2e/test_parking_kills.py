@@ -3,53 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pytest
 
-from tests.e2e.conftest import FleetMaker
+from tests.e2e.conftest import ExporterMaker
+from tests.e2e.exporters import Exporter, shipped
 from tests.e2e.fleet import SIM, GpuFleet
 from tests.e2e.fleetwatch import watched
 from tests.e2e.parkwatch import PARKED, OtherUsers, assert_parked_through, is_parked, surface
 from tests.e2e.test_fleet_kills import WRITES, Write, bury
-from tests.e2e.test_parking import Exporter, shipped
 from tests.kube.controlplane import STRATEGIC
-from tests.kube.fixtures import make_namespace
 from tests.kube.manifests import path
 from tests.kube.proxy import ApiProxy, Rule
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(300)]
 DONE = "upgrade-done"
-ExporterMaker = Callable[[int], Exporter]
-
-
-@pytest.fixture
-def exporter_on(fleet: FleetMaker) -> Iterator[ExporterMaker]:
-    """Makes a fleet of so many nodes with an exporter in a namespace of its own."""
-    made: list[Exporter] = []
-
-    def make(nodes: int) -> Exporter:
-        there = fleet(nodes, gpus=2, start_after="200ms", stop_after="200ms")
-        make_namespace(there.cp, f"{there.namespace}-mon")
-        made.append(Exporter(there, f"{there.namespace}-mon"))
-        made[-1].make()
-        return made[-1]
-
-    yield make
-    for each in made:
-        cp = each.fleet.cp
-        cp.delete(f"/apis/apps/v1/namespaces/{each.namespace}/daemonsets")
-        cp.delete(f"{each.pods_path}?gracePeriodSeconds=0")
-        cp.delete(f"/api/v1/namespaces/{each.namespace}")
-
-
-def wait_all_new(exporter: Exporter, digest: str, timeout: float = 60.0) -> None:
-    """Waits until every node is done with the new driver, and the exporter is back on it."""
-    fleet = exporter.fleet
-    fleet.wait(lambda: fleet.digests() == {digest} and set(fleet.states().values()) == {DONE}, f"the roll-out; {fleet.states()}", timeout)
-    exporter.wait_everywhere()
-    fleet.wait_whole()
 
 
 # Killed at writes ---------------------------------------------------------------------------------------------------
@@ -80,7 +50,7 @@ def roll_out_with_kills(exporter: Exporter, proxy: ApiProxy, writes: Sequence[Wr
             held.wait_hit(60)
             bury(replica, proxy)
             replica = fleet.start(proxy=proxy)
-        wait_all_new(exporter, "2", 120)
+        exporter.wait_rolled_out("2", 120)
         fleet.wait(lambda: surface(fleet) == before, "the nodes to be as before")
         story.assert_budget(parallel=1, unavailable=1)
         story.assert_replaced_once()
@@ -118,6 +88,7 @@ SIZES = [pytest.param(SMALL, id="three-nodes"), *(pytest.param(size, id=name, ma
 def test_killed_while_parked(exporter_on: ExporterMaker, api_proxy: ApiProxy, size: Size) -> None:
     """Decision 44, N50: killed at writes, also between un-park and ungate: the next one repeats nothing, and keeps all promises."""
     exporter = exporter_on(size.nodes)
+    exporter.make()
     writes = [write for write in WRITES if write.name in size.writes] + ([let_go(exporter)] if size.way == "gate" else [])
     with shipped(exporter.fleet, size.way):
         began = time.monotonic()
@@ -133,7 +104,7 @@ def test_what_goes_while_a_node_is_parked(exporter_on: ExporterMaker) -> None:
     exporter = exporter_on(1)
     fleet, (name,) = exporter.fleet, exporter.fleet.names
     updated, deleted, left = (Exporter(fleet, exporter.namespace, each) for each in ("updated", "deleted", "left"))
-    for each in (updated, deleted, left):
+    for each in (exporter, updated, deleted, left):
         each.make(is_rolling=each is updated)
     policies = shipped(fleet, "gate")
     with policies:
