@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import pytest
 
@@ -81,7 +81,7 @@ def test_driver_never_ready(two: GpuFleet) -> None:
     assert record["reason"] == "DriverTimedOut"
     assert record["failures"][-1]["sentence"].startswith(f"the driver pod {two.namespace}/{DRIVER_SET}-")
     assert is_cordoned(two, bad)
-    assert any(kind == "Warning" and reason == "DriverTimedOut" for kind, reason, _ in two.events(bad))
+    wait_told(two, bad, ("DriverTimedOut",), kind="Warning")
     with watched(two) as story:
         two.set_driver("3")
         story.nodes.wait_for(lambda event: event.name == bad and two.is_in(event, RESTART), "another try", timeout=60)
@@ -89,6 +89,15 @@ def test_driver_never_ready(two: GpuFleet) -> None:
     two.wait_states(DONE)
     two.wait(lambda: two.surface() == before, "the nodes to be as before")
     assert two.rollout(bad)["failures"][-1]["reason"] == "DriverTimedOut", "the last failure stays readable"
+
+
+def wait_told(fleet: GpuFleet, node: str, reasons: Collection[str], part: str = "", kind: str = "") -> None:
+    """Waits for an Event about a node: it follows the write that it tells of."""
+
+    def is_told() -> bool:
+        return any(reason in reasons and part in text and kind in ("", each) for each, reason, text in fleet.events(node))
+
+    fleet.wait(is_told, f"an Event {'/'.join(reasons)} {part}")
 
 
 def test_driver_crashes_and_comes_back(two: GpuFleet) -> None:
@@ -101,7 +110,8 @@ def test_driver_crashes_and_comes_back(two: GpuFleet) -> None:
     two.change(bad, annotations={f"{SIM}ready": None})
     two.wait_states(DONE)
     two.wait(lambda: two.surface() == before, "the nodes to be as before")
-    assert any(reason in ("Recovered", "Opened") and f"from {FAILED} to {DONE}" in text for _, reason, text in two.events(bad))
+    for part in (f"from {FAILED} to ", f" to {DONE}"):  # in one write, or in two where the validator is slow
+        wait_told(two, bad, ("Recovered", "Opened"), part)
 
 
 def test_fewer_devices_than_before(fleet: FleetMaker) -> None:
@@ -263,7 +273,7 @@ def test_jobs_that_take_too_long(two: GpuFleet) -> None:
     two.set_driver("2")
     two.wait_states({first: WAITING})
     two.wait_states(DONE)
-    assert any(reason == "JobsTimedOut" for _, reason, _ in two.events(first))
+    wait_told(two, first, ("JobsTimedOut",))
 
 
 def test_budget_that_never_allows_it(two: GpuFleet) -> None:
