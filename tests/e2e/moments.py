@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from tests.e2e.command import Running
 from tests.e2e.world import StockNode
 from tests.kube.proxy import ApiProxy
+
+STILL_SECONDS = 0.5
 
 Arrive = Callable[[StockNode, ApiProxy], Running]
 
@@ -91,8 +94,18 @@ def let_go(node: StockNode, proxy: ApiProxy) -> None:
     proxy.clear()
 
 
+def wait_still(node: StockNode) -> None:
+    """Waits until the server is through with what had reached it: its log tells of a request at that one's end only."""
+    mark, seen, until = node.cp.audit_mark(), 0, time.monotonic() + STILL_SECONDS
+    while time.monotonic() < until:
+        if (now := len(node.audit(mark))) != seen:
+            seen, until = now, time.monotonic() + STILL_SECONDS
+        time.sleep(0.05)
+
+
 def bury(node: StockNode, proxy: ApiProxy) -> None:
     """Takes all obstacles away after a run was killed; what it had sent and the proxy holds never reaches the server."""
     node.tree.faults()
     proxy.cut()
     proxy.clear()
+    wait_still(node)
