@@ -40,12 +40,17 @@ class Story:
             except_for: nodes that others keep closed.
         """
         now, most = Moment(), Moment()
-        for event in self.events():
+        events = self.events()
+        for number, event in enumerate(events):
             now.take(event)
             closed, working = now.unavailable - set(except_for), now.in_work
-            assert len(working) <= parallel, f"{sorted(working)} are in work"
-            assert len(closed) <= unavailable, f"{sorted(closed)} are unavailable; cordoned {now.cordoned}, ready {now.ready}"
-            assert not (now.driverless - now.cordoned), f"{sorted(now.driverless - now.cordoned)} have no driver and are open"
+            wrong = {
+                "are in work": working if len(working) > parallel else set(),
+                "are unavailable": closed if len(closed) > unavailable else set(),
+                "have no driver and are open": now.driverless - now.cordoned,
+            }
+            told = [f"{sorted(names)} {what}" for what, names in wrong.items() if names]
+            assert not told, f"{told} after {[each.told for each in events[max(0, number - 9) : number + 1]]}"
             most.cordoned = max(most.cordoned, set(closed), key=len)
             most.working = max(most.working, set(working), key=len)
         return most

@@ -37,6 +37,15 @@ class Event:
         """The object's uid."""
         return str(self.object["metadata"]["uid"])
 
+    @property
+    def told(self) -> str:
+        """Version, kind, name and whether it is Ready or on its way out: for a failure's message."""
+        meta, conditions = self.object["metadata"], self.object.get("status", {}).get("conditions", [])
+        ready = next((each["status"] for each in conditions if each["type"] == "Ready"), "")
+        marked = " marked" if "deletionTimestamp" in meta else ""
+        closed = " closed" if self.object.get("spec", {}).get("unschedulable") else ""
+        return f"{meta['resourceVersion']} {self.kind} {self.name} ready={ready}{marked}{closed} at {self.at:.3f}"
+
 
 class Recorder:
     """Follows one collection from the moment it is entered; made by `ControlPlane.record`.
