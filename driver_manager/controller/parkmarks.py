@@ -82,6 +82,8 @@ class ParkMarks:
         """None: not known."""
         self._prove_at = 0.0
         self._is_full = False
+        self._warned = ""
+        """The error that a warning told last."""
         self.probe = f"{settings.lease_namespace}/parking-proof"
         """The DaemonSet that does not exist."""
 
@@ -128,13 +130,30 @@ class ParkMarks:
             elif self._proven is not True or self._clock.now() >= self._prove_at:
                 await self._prove()
         except ClusterError as error:
-            logger.warning("whether the admission policies park cannot be told, trying again", extra={"error": error.message})
-            if self._proven is False:
-                self._proven = None
+            self._warn("whether the admission policies park cannot be told, trying again", error)
+            self._doubt(error.message)
+
+    def _warn(self, message: str, error: ClusterError, **about: str) -> None:
+        """Once as long as nothing else goes wrong."""
+        level = logging.DEBUG if error.message == self._warned else logging.WARNING
+        logger.log(level, message, extra={**about, "error": error.message})
+        self._warned = error.message
+
+    def _doubt(self, why: str) -> None:
+        """Something stood in the way of a proof, which is tried again soon."""
+        if self._proven is False:
+            self._proven = None
+        self._expire(why)
+
+    def _expire(self, why: str) -> None:
+        """A proof that is out of date for as long as it counted is none."""
+        if self._proven and self._clock.now() >= self._prove_at + PROVE_EVERY:
+            self._say(False, f"the last proof is {2 * PROVE_EVERY:.0f} s old: {why}")
 
     def _say(self, is_proven: bool, why: str) -> None:
         if is_proven is not self._proven:
             logger.info("agents may park" if is_proven else "agents may not park", extra={"why": why})
+        self._warned = ""
         self._proven, self._prove_at = is_proven, self._clock.now() + (PROVE_EVERY if is_proven else LOOK_EVERY)
 
     async def _prove(self) -> None:
@@ -142,19 +161,29 @@ class ParkMarks:
         if self._proven is False and self._clock.now() < self._prove_at:
             return
         parks = ((node.name, owner) for node in self._cache.nodes.values() for owner in sorted(parked_on(node) - {self.probe}))
-        if (park := next(parks, None)) is not None and await self._is_kept_off(park[1], park[0]):
-            self._say(True, f"a pod of {park[1]} is kept off {park[0]}")
+        if (park := next(parks, None)) is not None and (is_kept_off := await self._is_kept_off(park[1], park[0])) is not None:
+            self._say(is_kept_off, f"a pod of {park[1]} is {'kept off' if is_kept_off else 'let onto'} {park[0]}, which is parked for it")
             return
         node = next((node for node in self._cache.nodes.values() if self._is_at_rest(node)), None)
-        if node is None or not self._election.still_leading():
+        if node is None:
+            self._expire("no node is at rest, or parked, to try the admission policies on")
+            return
+        if not self._election.still_leading():
             return
         ended = asyncio.Event()
         self._loop.writing.add(node.name)
         self._loop.request(self._prove_on(node.name, ended), node.name)
         await ended.wait()
 
-    async def _is_kept_off(self, owner: str, node_name: str) -> bool:
-        return await self._fleet.try_pod(self._settings.lease_namespace, owner, node_name) is not Tried.LET_IN
+    async def _is_kept_off(self, owner: str, node_name: str) -> bool | None:
+        """Whether pods of a DaemonSet are kept off a node that is parked for it; None where it is not parked any more."""
+        deadline, pause = self._clock.now() + PROOF_SECONDS, FIRST_PAUSE
+        while await self._fleet.try_pod(self._settings.lease_namespace, owner, node_name) is Tried.LET_IN:
+            if self._clock.now() >= deadline:
+                return False if owner in parked_on(await self._fleet.node(node_name)) else None
+            await self._clock.sleep(pause)
+            pause = min(2 * pause, 1.0)
+        return True
 
     def _is_at_rest(self, node: NodeView) -> bool:
         """Whether nobody works on a node, so that a left-over park is taken off by whoever leads."""
@@ -164,10 +193,11 @@ class ParkMarks:
     async def _prove_on(self, name: str, ended: asyncio.Event) -> None:
         try:
             await self._parked_for_a_moment(name)
-        except (Conflict, NotFound):
-            self._proven = None if self._proven is False else self._proven  # somebody else wrote it: another node, or another time
+        except (Conflict, NotFound) as error:
+            self._doubt(error.message)  # somebody else wrote it: another node, or another time
         except ClusterError as error:
-            logger.warning("the admission policies could not be tried", extra={"node": name, "error": error.message})
+            self._warn("the admission policies could not be tried", error, node=name)
+            self._doubt(error.message)
         finally:
             self._loop.writing.discard(name)
             self._loop.mark((name,))
@@ -179,17 +209,11 @@ class ParkMarks:
             return
         await self._write(node, {self.probe})
         try:
-            deadline, pause = self._clock.now() + PROOF_SECONDS, FIRST_PAUSE
-            while not (is_kept_off := await self._is_kept_off(self.probe, name)) and self._clock.now() < deadline:
-                await self._clock.sleep(pause)
-                pause = min(2 * pause, 1.0)
-            is_there = self.probe in parked_on(await self._fleet.node(name))
+            is_kept_off = await self._is_kept_off(self.probe, name)
         finally:
             await self._take_off(name)
-        if is_kept_off:
-            self._say(True, f"a probe was kept off {name}")
-        elif is_there:
-            self._say(False, f"the admission policies let a probe onto {name} though it was parked")
+        if is_kept_off is not None:
+            self._say(is_kept_off, f"a probe was {'kept off' if is_kept_off else 'let onto'} {name}, which was parked for it")
 
     def _is_free(self, node: NodeView) -> bool:
         return RECORD not in node.annotations and PARKED not in node.labels and PARKED not in node.annotations

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,9 +17,9 @@ from driver_manager.controller.run import Replica
 from driver_manager.controller.settings import ControllerSettings
 from driver_manager.core.parking import MOST_PARKED_NODES
 from driver_manager.core.record import Record, apply_record
-from driver_manager.errors import DriverManagerError
+from driver_manager.errors import DriverManagerError, Forbidden
 from driver_manager.sim.clock import run_virtual
-from driver_manager.sim.faults import Do
+from driver_manager.sim.faults import Do, Fail
 from driver_manager.sim.fleetworld import OWN_NAMESPACE, FleetWorld
 from driver_manager.sim.objects import Cascade
 from driver_manager.sim.parking import DENY, GATE
@@ -113,6 +115,50 @@ def test_policies_that_do_nothing() -> None:
     told(story)
 
 
+def at_work(world: FleetWorld, name: str, *, parked: tuple[str, ...] = ()) -> None:
+    """An agent begins its work on a node."""
+    node = world.node(name)
+    change = apply_record(Record(run="r", node_uid=node.uid, boot_id=node.boot_id, started="t", parked=parked), node)
+    world.edit_node(name, labels=change.labels, annotations=change.annotations)
+
+
+def test_policies_that_stop_working_while_no_node_is_at_rest() -> None:
+    """A node that is parked refutes the proof; where none is, the proof goes out of date."""
+
+    async def story(parked: tuple[str, ...]) -> None:
+        world = FleetWorld(1, nodes=2, policy={"autoUpgrade": False})
+        add_exporter(world, GATE)
+        async with led(world):
+            await until(lambda: len(marked(world)) == 2)
+            for name in sorted(world.store.nodes):
+                at_work(world, name, parked=parked)
+            world.server.parking.is_broken = True
+            await until(lambda: not marked(world), (1 if parked else 2) * PROVE_EVERY + 3 * LOOK_EVERY)
+            assert not any(names.RECORD not in node.annotations for node in world.store.nodes.values())
+
+    told(partial(story, ("monitoring/exporter",)))
+    told(partial(story, ()))
+
+
+def test_refusals_that_last_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    """The dry run is forbidden: no node keeps its mark for longer than two proofs count, and the log is not filled with it."""
+
+    async def story() -> None:
+        world = FleetWorld(1, nodes=2)
+        add_exporter(world, GATE)
+        async with led(world):
+            await until(lambda: len(marked(world)) == 2)
+            world.faults.on("try_pod", Fail(lambda: Forbidden("pods is forbidden")), times=None)
+            await until(lambda: not marked(world), 2 * PROVE_EVERY + 3 * LOOK_EVERY)
+            await asyncio.sleep(5 * LOOK_EVERY)
+            assert is_unparked(world)
+
+    with caplog.at_level(logging.WARNING, "driver_manager.controller.parkmarks"):
+        told(story)
+    warnings = [record for record in caplog.records if record.name == "driver_manager.controller.parkmarks"]
+    assert 1 <= len(warnings) <= 3, [record.getMessage() for record in warnings]
+
+
 def test_only_where_somebody_wants_to_be_parked() -> None:
     """Without an opted-in DaemonSet nothing is asked or written for it; when the last one goes the marks go."""
 
@@ -142,10 +188,7 @@ def test_no_more_than_the_api_server_bears() -> None:
             await until(lambda: len(marked(world)) == MOST_PARKED_NODES + 2, 120)
             parked = sorted(world.store.nodes)[:MOST_PARKED_NODES]
             for name in parked:
-                node = world.node(name)
-                record = Record(run="r", node_uid=node.uid, boot_id=node.boot_id, started="t", parked=("monitoring/exporter",))
-                change = apply_record(record, node)
-                world.edit_node(name, labels=change.labels, annotations=change.annotations)
+                at_work(world, name, parked=("monitoring/exporter",))
             await until(lambda: marked(world) == set(parked))
             for name in parked[: MOST_PARKED_NODES // 2 + 1]:
                 world.edit_node(name, labels={names.PARKED: None}, annotations={names.PARKED: None, names.RECORD: None})
