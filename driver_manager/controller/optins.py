@@ -40,15 +40,21 @@ class OptIns:
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._heard: dict[str, asyncio.Event] = {}
         self._there: dict[str, FleetSet] = {}
+        self._named: frozenset[str] = frozenset()
+        """In policies now."""
 
     def all(self) -> list[FleetSet]:
-        """Everyone that asks, or that some policy names, by `namespace/name`."""
+        """Everyone that asks, or that some policy names or named when a node was parked for it, by `namespace/name`."""
         named = {each.uid: each for each in self._there.values()}
         return sorted({**named, **self._cache.parkable}.values(), key=lambda each: each.ref)
 
+    def asking(self) -> list[FleetSet]:
+        """Everyone that asks, or that some policy names now."""
+        return [each for each in self.all() if each.ref in self._named or asks_by_label(each)]
+
     @property
     def names(self) -> Collection[str]:
-        """Those that policies name, `namespace/name`."""
+        """Those that are watched by name, `namespace/name`."""
         return self._watches
 
     @property
@@ -67,13 +73,20 @@ class OptIns:
         return [each for each in self.all() if each.ref in named or asks_by_label(each)]
 
     def keep(self, named: Collection[str]) -> None:
-        """These are in policies now. Others are let go of, unless a node is parked for them."""
+        """These are in policies now."""
+        self._named = frozenset(named)
+        self.let_go()
+        self._follow(named)
+
+    def let_go(self) -> None:
+        """Of those that no policy names any more and no node is parked for any more."""
+        if self._watches.keys() <= self._named:
+            return
         parked = {ref for node in self._cache.nodes.values() for ref in parked_on(node)}
-        for ref in [ref for ref in self._watches if ref not in named and ref not in parked]:
+        for ref in [ref for ref in self._watches if ref not in self._named and ref not in parked]:
             self._watches.pop(ref).cancel()
             self._there.pop(ref, None)
             del self._heard[ref]
-        self._follow(named)
 
     def _follow(self, named: Collection[str]) -> None:
         for ref in named:

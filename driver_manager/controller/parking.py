@@ -77,7 +77,8 @@ class Parking:
         self.opt_ins = OptIns(fleet, cache, spawn, self.wake)
         self._templates = Templates(fleet, clock, election, settings.lease_namespace)
         self._wake = asyncio.Event()
-        self._why_not, self._believed_until = "", 0.0
+        self._is_served, self._believed_until = False, 0.0
+        self._refuted, self._refuted_until = "", 0.0
         self._lacking: dict[str, float] = {}
         """DaemonSet -> since when pods of it are held up, or when it was woken last."""
         self._told: set[Notice] = set()
@@ -122,13 +123,17 @@ class Parking:
         return {name for name, node in self._cache.nodes.items() if PARKED in node.labels}
 
     async def _policies(self) -> str:
-        """Why no admission policy can be relied on; empty where one is there."""
+        """Why no admission policy can be relied on; empty where one is there, and no proof has failed of late."""
+        if not await self._has_policy():
+            return NO_POLICY if self._settings.template_parking else f"{NO_POLICY}; {TEMPLATES_OFF}"
+        return self._refuted if self._clock.now() < self._refuted_until else ""
+
+    async def _has_policy(self) -> bool:
         now = self._clock.now()
         if now >= self._believed_until:
-            is_there = await self._fleet.has_parking_policy()
-            hint = NO_POLICY if self._settings.template_parking else f"{NO_POLICY}; {TEMPLATES_OFF}"
-            self._why_not, self._believed_until = "" if is_there else hint, now + (ASK_AGAIN if is_there else ASK_SOON)
-        return self._why_not
+            self._is_served = await self._fleet.has_parking_policy()
+            self._believed_until = now + (ASK_AGAIN if self._is_served else ASK_SOON)
+        return self._is_served
 
     async def prove(self, node_name: str, owners: Collection[str]) -> None:
         """Returns when pods of these DaemonSets would be kept off the node, by a dry run: nobody is evicted before that.
@@ -143,9 +148,9 @@ class Parking:
         for owner in sorted({*owners} - leaving):
             while await self._fleet.try_pod(self._settings.lease_namespace, owner, node_name) is Tried.LET_IN:
                 if self._clock.now() > deadline:
-                    self._why_not = f"the admission policy let a pod of {owner} onto {node_name} though it was parked"
-                    self._believed_until = self._clock.now() + ASK_AGAIN
-                    raise Refused(self._why_not)
+                    self._refuted = f"the admission policy let a pod of {owner} onto {node_name} though it was parked"
+                    self._refuted_until = self._clock.now() + ASK_AGAIN
+                    raise Refused(self._refuted)
                 await self._clock.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
 
@@ -172,15 +177,18 @@ class Parking:
             await self._change_templates()
             stuck = [pod for pod in self._cache.gated.values() if self._is_stuck(pod)]
             await asyncio.gather(*(self._let_go(pod) for pod in stuck))
-            for daemon_set in self.opt_ins.all():
+            self.opt_ins.let_go()
+            sets = {each.ref: each for each in self.opt_ins.all()}
+            self._lacking = {ref: since for ref, since in self._lacking.items() if ref in sets}
+            for daemon_set in sets.values():
                 await self._heal(daemon_set)
             pause = self._pause(pause, is_busy=bool(stuck))
 
     async def _change_templates(self) -> None:
-        """Where no admission policy can park and the settings allow it."""
-        sets = self.opt_ins.all() if self._settings.template_parking else []
+        """Where there is no admission policy and the settings allow it. One that does not work is to be mended."""
+        sets = self.opt_ins.asking() if self._settings.template_parking else []
         try:
-            await self._templates.prepare(sets if sets and await self._policies() else [])
+            await self._templates.prepare([] if sets and await self._has_policy() else sets)
         except ClusterError as error:
             logger.warning("whether there are admission policies is not known, trying again", extra={"error": error.message})
 

@@ -226,7 +226,7 @@ class ParkMarks:
                 self._loop.mark(self._cache.put_node(node))
                 return
             try:
-                await self._write(node, parked_by_agent(node) | parked_by_rollout(node))
+                await self._write(node, parked_on(node) & (parked_by_agent(node) | parked_by_rollout(node)))
             except Conflict:
                 continue
             return

@@ -166,14 +166,15 @@ def put_on(node: NodeView, progress: Progress | None, hold: Hold) -> tuple[NodeC
     parked = sorted({*before.parked, *hold.parked})[:MAX_PARKED]
     paused = {**{key: value for key, value in hold.paused.items() if node.labels.get(key) != PAUSED}, **before.paused}
     labels: dict[str, str | None] = {key: PAUSED for key in hold.paused}
-    taint = hold.taint if hold.taint is not None and not any(_is_ours(each, before) for each in node.taints) else None
+    ours = {each.key for each in node.taints if each.value == OUR_TAINT_VALUE}
+    added = (hold.taint,) if hold.taint is not None and hold.taint.key not in ours else ()
     parks = parking(node, {*parked, *parked_by_agent(node)}) if parked else ({}, {})
     change = NodeChange(
         labels={**labels, **parks[0]},
         annotations=parks[1],
-        taints=(*node.taints, taint) if taint is not None else None,
+        taints=(*node.taints, *added) if added else None,
     )
-    return change, {"parked": parked, "paused": paused, "taint": taint.key if taint is not None else before.taint}
+    return change, {"parked": parked, "paused": paused, "taint": hold.taint.key if hold.taint is not None else before.taint}
 
 
 def taken_off(node: NodeView, progress: Progress | None) -> NodeChange:

@@ -238,8 +238,12 @@ def meant_for(affinity: Affinity | None) -> str:
 
 
 def label_terms(affinity: Affinity | None) -> tuple[tuple[LabelExpression, ...], ...]:
-    """The terms of a required node affinity, as far as they speak of labels: a DaemonSet's pod also has one on its node's name."""
+    """The terms of a required node affinity, as far as they speak of labels: a DaemonSet's pod also has one on its node's name.
+
+    An empty term matches no node, and is left out.
+    """
     return tuple(
         tuple(LabelExpression(each.key, each.operator, tuple(each.values or ())) for each in term.match_expressions or ())
         for term in (affinity.terms() if affinity else ())
+        if term.match_expressions or term.match_fields
     )

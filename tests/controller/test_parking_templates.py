@@ -103,6 +103,25 @@ def test_policies_come_first() -> None:
     play(story())
 
 
+def test_policies_that_do_nothing() -> None:
+    """They are there and keep nobody off: that is told and to be mended; no template is changed for it."""
+
+    async def story() -> None:
+        world, _ = fleet_of(ways=GATE)
+        async with led(world, **ON) as fleet:
+            world.server.parking.is_broken = True
+            world.new_driver("two")
+            await fleet.until(lambda: "let a pod of" in fleet.sentences())
+            await asyncio.sleep(120)
+            assert not changes(world)
+            world.server.parking.is_broken = False
+            await fleet.all_done()
+            await fleet.everywhere()
+        assert not changes(world)
+
+    play(story())
+
+
 def test_a_chart_that_has_the_term() -> None:
     """Without policies, setting or right: it is parked by its label, and nothing of it is ever changed."""
 

@@ -258,6 +258,17 @@ def test_on_and_off_again() -> None:
     assert opened.on(both) == BARE
 
 
+def test_a_taint_whose_record_was_lost_is_not_put_on_again() -> None:
+    """The API server takes no key and effect twice: it is recorded anew, and comes off with the rest."""
+    hold = Hold(taint=Taint("nvidia.com/gpu", OUR_TAINT_VALUE))
+    change, fields = put_on(BARE, None, hold)
+    held = change.on(BARE)
+    again, same = put_on(held, None, hold)
+    assert again.on(held) == held
+    assert same == fields
+    assert taken_off(held, Progress(node="uid-n", **same)).on(held) == BARE
+
+
 def test_what_others_changed_meanwhile_stays() -> None:
     """R3: a paused label with another value by now, another taint of the same key, a label that we did not pause."""
     record = Progress(node="uid-n", paused={names.DEPLOY_CLIENT: "true"}, taint="nvidia.com/gpu")

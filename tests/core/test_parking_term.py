@@ -79,6 +79,8 @@ def test_an_empty_term_stays_empty() -> None:
     (node,) = put_in(before).values()
     (required,) = node.values()
     assert required["nodeSelectorTerms"] == [{}, {"matchExpressions": [ZONE, TERM]}]
+    assert leaves_parked_nodes(with_affinity(merged(before, put_in(before))))
+    assert not with_affinity(before).fits({"zone": "b"})
 
 
 ZONED = LabelExpression("zone", "Exists")
