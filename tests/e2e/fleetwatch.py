@@ -29,7 +29,7 @@ class Story:
 
     def events(self) -> list[Event]:
         """All, in order."""
-        return sorted([*self.nodes.events, *self.drivers.events], key=lambda event: int(event.object["metadata"]["resourceVersion"]))
+        return sorted([*self.nodes.until_now(), *self.drivers.until_now()], key=lambda event: event.version)
 
     def assert_budget(self, *, parallel: int, unavailable: int, except_for: Collection[str] = ()) -> Moment:
         """Holds every moment to both limits; gives the most that was seen.
@@ -67,7 +67,7 @@ class Story:
     def driver_uids(self) -> dict[str, list[str]]:
         """Node -> uids of the driver pods that were there, in order."""
         found: dict[str, list[str]] = {}
-        for event in self.drivers.events:
+        for event in self.drivers.until_now():
             if event.kind == "ADDED":
                 found.setdefault(node_of(event.object), []).append(event.uid)
         return found

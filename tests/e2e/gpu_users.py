@@ -246,7 +246,7 @@ def happened(pods: Recorder) -> list[tuple[int, str, str]]:
     """What happened to pods, in the server's order: its version, `marked` or `gone`, and the label `app`."""
     found: list[tuple[int, str, str]] = []
     marked: set[str] = set()
-    for event in list(pods.events):
+    for event in pods.until_now():
         meta = event.object["metadata"]
         at = (int(meta["resourceVersion"]), meta["labels"].get("app", ""))
         if "deletionTimestamp" in meta and event.uid not in marked:

@@ -40,11 +40,10 @@ def assert_parked_through(story: Story, pods: Recorder, owner: str, users: Recor
         is_led_by_others: whether gpu-operator cordons and opens nodes, all or some.
     """
     names = story.fleet.names
-    story.fleet.wait(lambda: _has_caught_up(story, pods), "the records to have all that happened")
-    all_events = [*story.nodes.events, *pods.events, *users.events]
-    events: list[Event] = sorted(all_events, key=lambda event: int(event.object["metadata"]["resourceVersion"]))
+    of_users = users.until_now()
+    events = sorted([*story.nodes.until_now(), *pods.until_now(), *of_users], key=lambda event: event.version)
     closed, seen, runs, uses = set[str](), set[str](), dict[str, str](), dict[str, str]()
-    others = {event.uid for event in users.events}
+    others = {event.uid for event in of_users}
     for event in events:
         if event.uid in others:
             uses.pop(event.uid, None)
@@ -67,15 +66,6 @@ def assert_parked_through(story: Story, pods: Recorder, owner: str, users: Recor
     assert seen == set(names), "every node has been without its driver"
     assert sorted(runs.values()) == names, "it runs on every node again"
     return len(events)
-
-
-def _has_caught_up(story: Story, pods: Recorder) -> bool:
-    """Whether both watches have told of the end: what a request shows they tell a moment later."""
-    nodes = {event.name: event.object for event in list(story.nodes.events)}
-    last = {event.uid: event for event in list(pods.events)}
-    there = [event.object for event in last.values() if event.kind != "DELETED" and is_ready(event.object)]
-    is_over = all(each["metadata"]["labels"].get(STATE) == "upgrade-done" for each in nodes.values())
-    return is_over and sorted(map(node_of, there)) == story.fleet.names
 
 
 def _take_pod(event: Event, closed: set[str], runs: dict[str, str]) -> None:

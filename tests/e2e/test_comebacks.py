@@ -27,7 +27,7 @@ def test_daemon_set_that_the_taint_keeps_off(busy_node: StockNode) -> None:
         busy_node.tree.faults({"call": "umount2", "hold": True})
         run = busy_node.start("uninstall_driver")
         busy_node.wait_held("umount2")
-        assert [event.name for event in pods.events if event.name.startswith("exporter") and event.uid not in first.values()] == []
+        assert [event.name for event in pods.until_now() if event.name.startswith("exporter") and event.uid not in first.values()] == []
         busy_node.tree.faults()
         run.wait().require(0)
     busy_node.wait_surface(before)
@@ -126,7 +126,7 @@ def test_grace_is_never_shortened(busy_node: StockNode) -> None:
     mark = busy_node.cp.audit_mark()
     with busy_node.cp.record(f"{busy_node.space}/pods") as pods:
         busy_node.run(DRAIN_USE_FORCE="true").require(0)
-    metas = [event.object["metadata"] for event in pods.events]
+    metas = [event.object["metadata"] for event in pods.until_now()]
     graces = [meta.get("deletionGracePeriodSeconds") for meta in metas if meta["labels"].get("app") == "train"]
     assert {grace for grace in graces if grace} == {1}
     assert not [line for line in busy_node.writes(mark) if line.startswith("delete")]

@@ -167,8 +167,8 @@ def test_admin_has_the_taint(busy_node: StockNode) -> None:
     with busy_node.cp.record("/api/v1/nodes", f"fieldSelector=metadata.name%3D{busy_node.name}") as nodes:
         busy_node.run().require(0)
         busy_node.wait_surface(before)
-        assert all(taint in event.object["spec"]["taints"] for event in nodes.events)
-        assert any(event.object["spec"].get("unschedulable") for event in nodes.events)
+        assert all(taint in event.object["spec"]["taints"] for event in nodes.until_now())
+        assert any(event.object["spec"].get("unschedulable") for event in nodes.until_now())
 
 
 def test_own_key_is_tolerated(node: StockNode) -> None:

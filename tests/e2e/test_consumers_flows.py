@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.gpu_users import TOLERATES_ALL, GpuUsers, asks, host_paths, verdicts_by_app
 from tests.e2e.world import RECORD, STATUS, UPGRADE_ENABLED, Object, StockNode
-from tests.kube.recorder import Event, Recorder
+from tests.kube.recorder import Recorder
 
 pytestmark = pytest.mark.kube
 CLIENT = "nvidia.com/gpu.client"
@@ -35,19 +35,15 @@ def record_node(node: StockNode) -> Recorder:
     return node.cp.record("/api/v1/nodes", f"fieldSelector=metadata.name%3D{node.name}")
 
 
-def version(event: Event) -> int:
-    """The server's own count: it orders events of different kinds."""
-    return int(event.object["metadata"]["resourceVersion"])
-
-
 def assert_none_meanwhile(pods: Recorder, nodes: Recorder, app: str) -> None:
     """No pod of an app came between the end of the first one and the patch that puts the node back."""
-    mine = [event for event in pods.events if event.object["metadata"]["labels"].get("app") == app]
-    gone = next(version(event) for event in mine if event.kind == "DELETED")
-    paused = [RECORD in event.object["metadata"].get("annotations", {}) for event in nodes.events]
-    restored = next(version(event) for number, event in enumerate(nodes.events) if number > paused.index(True) and not paused[number])
+    mine = [event for event in pods.until_now() if event.object["metadata"]["labels"].get("app") == app]
+    gone = next(event.version for event in mine if event.kind == "DELETED")
+    changes = nodes.until_now()
+    paused = [RECORD in event.object["metadata"].get("annotations", {}) for event in changes]
+    restored = next(event.version for number, event in enumerate(changes) if number > paused.index(True) and not paused[number])
     first = mine[0].uid
-    bound = [version(event) for event in mine if event.uid != first and event.object["spec"].get("nodeName")]
+    bound = [event.version for event in mine if event.uid != first and event.object["spec"].get("nodeName")]
     assert bound, "nobody came back"
     assert gone < restored < min(bound)
 

@@ -54,7 +54,7 @@ def assert_plugin_last(node: StockNode, pods: Recorder, plugin: str, holders: se
     story = happened(pods)
     (marked,) = [at for at, what, app in story if (what, app) == ("marked", plugin)]
     assert {app for at, what, app in story if what == "gone" and at < marked} == holders
-    gone = next(event for event in pods.events if event.kind == "DELETED" and event.object["metadata"]["labels"].get("app") == plugin)
+    gone = next(event for event in pods.until_now() if event.kind == "DELETED" and event.object["metadata"]["labels"].get("app") == plugin)
     offset = time.time() - time.monotonic()
     first = next(call["time"] for call in node.tree.calls() if call["call"] == "delete_module")
     assert gone.at + offset <= first + 0.1

@@ -46,7 +46,7 @@ def host_fleet(control_plane: ControlPlane, namespace: str, tmp_path: Path) -> I
 
 def reports(story: Story, uid: str) -> set[str]:
     """The reasons of the agents' reports in which a pod is named."""
-    texts = [event.object["metadata"].get("annotations", {}).get(STATUS) for event in story.nodes.events]
+    texts = [event.object["metadata"].get("annotations", {}).get(STATUS) for event in story.nodes.until_now()]
     found: list[Any] = [json.loads(text) for text in texts if text]
     return {report["reason"] for report in found if uid in [each.get("uid") for each in report["blockers"]]}
 

@@ -62,10 +62,10 @@ def test_full_flow_on_a_full_node(node: StockNode) -> None:
     assert node.evicted(mark) == sorted(training)
     assert planned["evictions"] == len(node.evictions(mark))
     assert bystanders(node) == untouched
-    first_written = next(event for event in nodes.events if RECORD in event.object["metadata"].get("annotations", {}))
+    first_written = next(event for event in nodes.until_now() if RECORD in event.object["metadata"].get("annotations", {}))
     assert is_freed_by_us(first_written), "pause, cordon, taint and record are one write"
     consumers = {*training, *(name for uids in operands.values() for name in uids)}
-    assert {event.name for event in pods.events if event.kind == "DELETED"} >= consumers
+    assert {event.name for event in pods.until_now() if event.kind == "DELETED"} >= consumers
     assert_host_order(node, last_deleted(node, mark, consumers))
     node.cp.wait_for(lambda: len(node.ready_pods(list(operands))) == len(operands), "the operands to be back")
     assert all(not set(uids.values()) & set(node.uids(app).values()) for app, uids in operands.items())
@@ -88,7 +88,7 @@ def last_deleted(node: StockNode, mark: int, names: Set[str]) -> float:
 
 def assert_nobody_came(node: StockNode, pods: Recorder, training: dict[str, str], opened: float) -> None:
     """The Deployment made others at once, and none of them was bound to the node before it was opened."""
-    came = [event for event in pods.events if event.object["metadata"]["labels"].get("app") == "train" and event.name not in training]
+    came = [event for event in pods.until_now() if event.object["metadata"]["labels"].get("app") == "train" and event.name not in training]
     assert came, "the Deployment makes others at once"
     early = [event.name for event in came if event.object["spec"].get("nodeName") == node.name and event.at < opened - 0.05]
     assert early == []

@@ -87,7 +87,7 @@ def test_an_agent_that_is_gone_for_good(busy_node: StockNode, beside: Beside, ap
     driver_is_gone(busy_node)
     with busy_node.cp.record("/api/v1/nodes", f"fieldSelector=metadata.name%3D{busy_node.name}") as nodes:
         busy_node.cp.wait_for(lambda: busy_node.annotation(RECORD) is None, "the node to be healed", 30, every=0.1)
-        texts = [event.object["metadata"].get("annotations", {}).get(RECORD) for event in nodes.events]
+        texts = [event.object["metadata"].get("annotations", {}).get(RECORD) for event in nodes.until_now()]
     busy_node.wait_surface(before)
     assert STATUS not in busy_node.node()["metadata"].get("annotations", {})
     assert len({text for text in texts if text}) <= 2, "one new run id, then nothing"

@@ -33,7 +33,7 @@ def test_dra_plugin_goes_last(busy_node: StockNode) -> None:
         busy_node.wait_surface(before)
     marked = pods.first(lambda event: event.uid == uid and "deletionTimestamp" in event.object["metadata"])
     assert marked is not None
-    assert all(event.at <= marked.at for event in pods.events if event.kind == "DELETED" and event.uid in training.values())
+    assert all(event.at <= marked.at for event in pods.until_now() if event.kind == "DELETED" and event.uid in training.values())
     busy_node.cp.wait_for(lambda: busy_node.ready_pods([DRA_APP]), "the DRA plugin to be back")
     assert uid not in busy_node.uids(DRA_APP).values()
 
@@ -46,9 +46,9 @@ def test_unchanged_driver_recycles_the_dra_plugin(busy_node: StockNode) -> None:
     with busy_node.cp.record("/api/v1/nodes", f"fieldSelector=metadata.name%3D{busy_node.name}") as nodes:
         busy_node.run().require(0)
         busy_node.wait_surface(before)
-    labels = [event.object["metadata"]["labels"] for event in nodes.events]
+    labels = [event.object["metadata"]["labels"] for event in nodes.until_now()]
     assert {key for each in labels for key, value in each.items() if value == PAUSED} == {DRA_LABEL}
-    assert not any(event.object["spec"].get("unschedulable") for event in nodes.events)
+    assert not any(event.object["spec"].get("unschedulable") for event in nodes.until_now())
     assert busy_node.evictions(mark) == []
     assert busy_node.uids("train") | busy_node.uids("nvidia-dcgm") == others
     busy_node.cp.wait_for(lambda: busy_node.ready_pods([DRA_APP]), "the DRA plugin to be back")

@@ -95,9 +95,9 @@ def test_owned_node_without_gpu_pods(node: StockNode) -> None:
     with node.cp.record("/api/v1/nodes", f"fieldSelector=metadata.name%3D{node.name}") as nodes:
         node.run().require(0)
         node.wait_surface(before)
-        assert any(RECORD in event.object["metadata"]["annotations"] for event in nodes.events)
-        assert not any(event.object["spec"].get("unschedulable") for event in nodes.events)
-        assert not any(UPGRADE_REQUESTED in event.object["metadata"]["annotations"] for event in nodes.events)
+        assert any(RECORD in event.object["metadata"]["annotations"] for event in nodes.until_now())
+        assert not any(event.object["spec"].get("unschedulable") for event in nodes.until_now())
+        assert not any(UPGRADE_REQUESTED in event.object["metadata"]["annotations"] for event in nodes.until_now())
 
 
 def test_eviction_is_off(busy_node: StockNode) -> None:

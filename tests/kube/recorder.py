@@ -38,13 +38,18 @@ class Event:
         return str(self.object["metadata"]["uid"])
 
     @property
+    def version(self) -> int:
+        """The server's own count, which orders events of all kinds."""
+        return int(self.object["metadata"]["resourceVersion"])
+
+    @property
     def told(self) -> str:
         """Version, kind, name and whether it is Ready or on its way out: for a failure's message."""
         meta, conditions = self.object["metadata"], self.object.get("status", {}).get("conditions", [])
         ready = next((each["status"] for each in conditions if each["type"] == "Ready"), "")
         marked = " marked" if "deletionTimestamp" in meta else ""
         closed = " closed" if self.object.get("spec", {}).get("unschedulable") else ""
-        return f"{meta['resourceVersion']} {self.kind} {self.name} ready={ready}{marked}{closed} at {self.at:.3f}"
+        return f"{self.version} {self.kind} {self.name} ready={ready}{marked}{closed} at {self.at:.3f}"
 
 
 class Recorder:
@@ -58,6 +63,8 @@ class Recorder:
         self.events: list[Event] = []
         self._connect, self._token, self._path, self._query = connect, token, path, query
         self._known: dict[str, Object] = {}
+        self._seen: dict[str, int] = {}
+        """Uid -> the newest version that was told of, also of what is gone."""
         self._news = threading.Condition()
         self._link: http.client.HTTPSConnection | None = None
         self._is_over = threading.Event()
@@ -72,8 +79,13 @@ class Recorder:
             raise TimeoutError(f"{self._path} could not be listed within 10 s")
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Has all that happened inside, unless that failed."""
+        try:
+            if kind is None:
+                self.until_now()
+        finally:
+            self.stop()
 
     def stop(self) -> None:
         """Ends the watch and its thread."""
@@ -83,6 +95,28 @@ class Recorder:
             with contextlib.suppress(OSError):
                 socket.socket.shutdown(link.sock, socket.SHUT_RDWR)  # the thread reads on the TLS object: leave that alone
         self._thread.join(5)
+
+    def until_now(self, timeout: float = 20.0) -> list[Event]:
+        """All events up to this moment, or up to its end. A watch may tell later than a request shows, by more on a busy machine.
+
+        Raises:
+            AssertionError: it does not within the time.
+        """
+        if self._is_over.is_set():
+            return list(self.events)
+        body = self._read_list(self._connect())
+        there = {item["metadata"]["uid"]: int(item["metadata"]["resourceVersion"]) for item in body["items"]}
+        version = int(body["metadata"]["resourceVersion"])
+
+        def is_told() -> bool:
+            gone = (item for uid, item in self._known.items() if uid not in there)
+            is_up = all(self._seen.get(uid, -1) >= version for uid, version in there.items())
+            return is_up and not any(int(item["metadata"]["resourceVersion"]) <= version for item in gone)
+
+        with self._news:
+            if not self._news.wait_for(is_told, timeout):
+                raise AssertionError(f"the watch of {self._path} is {timeout} s behind; had {self.story()[-20:]}")
+            return list(self.events)
 
     def of(self, name: str) -> list[Event]:
         """The events of one object."""
@@ -123,19 +157,16 @@ class Recorder:
                 version = self._follow(version or self._list())
             self._is_over.wait(0.05)
 
-    def _get(self, query: str) -> http.client.HTTPResponse:
-        link = self._link = self._connect()
+    def _ask(self, link: http.client.HTTPSConnection, query: str) -> http.client.HTTPResponse:
         link.request("GET", f"{self._path}?{query}", headers={"Authorization": f"Bearer {self._token}"})
         return link.getresponse()
 
     def _list(self) -> str:
-        answer = self._get(self._query)
+        self._link = self._connect()
         try:
-            body = json.loads(answer.read())
-            if answer.status != 200:
-                raise ValueError(f"list {self._path}: {body}")
+            body = self._read_list(self._link)
         finally:
-            self._close()
+            self._link = None
         items = {item["metadata"]["uid"]: item for item in body["items"]}
         for uid in self._known.keys() - items.keys():  # went while the watch was away
             self._add("DELETED", self._known[uid])
@@ -147,10 +178,19 @@ class Recorder:
         self._is_listed.set()
         return str(body["metadata"]["resourceVersion"])
 
+    def _read_list(self, link: http.client.HTTPSConnection) -> Object:
+        with contextlib.closing(link):
+            answer = self._ask(link, self._query)
+            body: Object = json.loads(answer.read())
+            if answer.status != 200:
+                raise ValueError(f"list {self._path}: {body}")
+            return body
+
     def _follow(self, version: str) -> str:
         """Reads a watch to its end; the version to go on from, or nothing where a new list is needed."""
-        answer = self._get(f"{self._query}&watch=true&allowWatchBookmarks=true&resourceVersion={version}")
+        self._link = self._connect()
         try:
+            answer = self._ask(self._link, f"{self._query}&watch=true&allowWatchBookmarks=true&resourceVersion={version}")
             if answer.status != 200:
                 return ""
             while not self._is_over.is_set() and (line := answer.readline()):
@@ -173,10 +213,11 @@ class Recorder:
 
     def _add(self, kind: str, body: Object) -> None:
         uid = body["metadata"]["uid"]
-        if kind == "DELETED":
-            self._known.pop(uid, None)
-        else:
-            self._known[uid] = body
         with self._news:
+            self._seen[uid] = int(body["metadata"]["resourceVersion"])
+            if kind == "DELETED":
+                self._known.pop(uid, None)
+            else:
+                self._known[uid] = body
             self.events.append(Event(time.monotonic(), kind, body))
             self._news.notify_all()
