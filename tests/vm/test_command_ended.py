@@ -93,13 +93,14 @@ def test_a_child_that_is_killed_while_it_waits_is_replaced() -> None:
 @in_guest
 def test_a_child_that_is_killed_in_the_middle_of_a_removal() -> None:
     """The kernel ends what it has begun, and the run finds it done at the next try: it does not fail with half the modules gone."""
-    load("nvidia", exit_ms=2000)
+    load("nvidia", exit_ms=60_000)
     load(*DRIVER[1:])
     tmpfs(DRIVER_ROOT)
     done = command("uninstall_driver")
     while not (loaded() == {"nvidia"} and "Unloading" in read_modules()):
         time.sleep(0.01)
     os.kill(child_of(done), signal.SIGKILL)
+    assert write("/sys/module/nvidia/parameters/exit_ms", "0") == 0
     assert_free(done)
     assert "was broken off" in done.said
 

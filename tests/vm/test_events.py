@@ -67,7 +67,7 @@ async def test_what_came_before_it_listened_ends_a_wait() -> None:
 async def test_a_pods_network_namespace_hears_events() -> None:
     """A network namespace of the first user namespace, as every pod's without hostUsers=false, gets them."""
     assert answer(libc.unshare(CLONE_NEWNET)) == 0
-    assert await heard(lambda: load("nvidia")) < 10
+    assert await heard(lambda: load("nvidia")) < LIMIT / 2
 
 
 @in_guest

@@ -51,6 +51,14 @@ async def holders() -> dict[int, Holder]:
     return {holder.pid: holder for holder in scan.holders}
 
 
+async def goes_soon(name: str) -> None:
+    """A module that nobody uses any more: the kernel may take a moment to close the last descriptor."""
+    async with asyncio.timeout(20):
+        while (got := delete(name)) == "EAGAIN":
+            await asyncio.sleep(0.02)
+    assert got == 0
+
+
 @in_guest
 async def test_who_has_a_device_open_is_named() -> None:
     """With process, command and device, and only those; while they hold it nothing goes."""
@@ -95,8 +103,7 @@ async def test_a_descriptor_in_flight_is_use_without_a_holder() -> None:
     assert delete("nvidia") == "EAGAIN"
     sending.close()
     receiving.close()
-    await asyncio.sleep(0.2)
-    assert delete("nvidia") == 0
+    await goes_soon("nvidia")
 
 
 @in_guest
@@ -135,8 +142,7 @@ async def test_a_holder_in_other_namespaces_is_found() -> None:
         assert pid not in (1, parent)
         assert holder.devices == ("/dev/nvidia0",)
         os.kill(pid, signal.SIGKILL)
-    await asyncio.sleep(0.2)
-    assert delete("nvidia") == 0
+    await goes_soon("nvidia")
 
 
 @in_guest
@@ -213,7 +219,7 @@ async def test_the_end_of_a_holder_is_heard() -> None:
     asyncio.get_running_loop().call_later(0.5, end, pid)
     begun = time.monotonic()
     await here().wait_for_change([pid], 20)
-    assert 0.3 < time.monotonic() - begun < 3
+    assert 0.3 < time.monotonic() - begun < 10
     assert delete("nvidia") == 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -16,7 +17,6 @@ from tests.vm.inside import (
     DRIVER,
     after,
     delete,
-    end,
     here,
     holding,
     load,
@@ -124,12 +124,13 @@ async def test_a_module_without_an_exit_never_goes() -> None:
 @in_guest
 async def test_a_module_that_is_still_coming_is_in_use() -> None:
     """EBUSY while it loads; a moment later it goes."""
-    loader = after(0, lambda: load("slowmod", init_ms=1500))
+    loader = after(0, lambda: load("slowmod", init_ms=60_000))
     while not Path("/sys/module/slowmod/initstate").exists():
         await asyncio.sleep(0.02)
     error = await refusal("slowmod")
     assert (type(error), error.errno_name) == (ModuleInUse, "EBUSY")
     assert "being loaded" in error.message
+    assert write("/sys/module/slowmod/parameters/init_ms", "0") == 0
     os.waitpid(loader, 0)
     await here().unload_module("slowmod", 10)
     assert not loaded()
@@ -175,23 +176,23 @@ async def test_a_missing_capability_is_seen_before_anything() -> None:
 
 
 @in_guest
-async def test_a_module_that_refuses_for_two_seconds_then_goes() -> None:
+async def test_a_module_that_refuses_for_three_seconds_then_goes() -> None:
     """A driver lets go of itself a while after the last close: in use with no holder to be seen, then free."""
-    load("nvidia", linger_ms=2000)
-    with holding(opened()):
-        pass
+    load("nvidia", linger_ms=3000)
     host = here()
+    with holding(opened()) as pid:
+        assert [each.pid for each in (await host.holders()).holders] == [pid]
+        begun = time.monotonic()
     assert (await host.holders()).holders == ()
-    assert isinstance(await refusal("nvidia"), ModuleInUse)
-    begun = time.monotonic()
-    while time.monotonic() - begun < 10:
+    refused = 0
+    while loaded():
         try:
             await host.unload_module("nvidia", 10)
-            break
         except ModuleInUse:
+            refused += 1
             await asyncio.sleep(0.1)
-    assert time.monotonic() - begun > 1
-    assert not loaded()
+    assert refused
+    assert time.monotonic() - begun > 3
 
 
 def letter_of(pid: int) -> str:
@@ -218,10 +219,14 @@ async def test_a_removal_that_hangs_is_left_and_named() -> None:
 @in_guest
 def test_a_kill_in_the_middle_of_a_removal_does_not_stop_it() -> None:
     """The process ends only when the exit function is done, and the module is gone."""
-    load("slowmod", exit_ms=1000)
-    pid = after(0, lambda: delete("slowmod"))
+    load("nvidia", exit_ms=60_000)
+    pid = after(0, lambda: delete("nvidia"))
+    while not state_of("nvidia").endswith("Unloading"):
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
     time.sleep(0.3)
-    begun = time.monotonic()
-    end(pid)
-    assert time.monotonic() - begun > 0.4
+    assert os.waitpid(pid, os.WNOHANG) == (0, 0)
+    assert state_of("nvidia") == "-1 - Unloading"
+    assert write("/sys/module/nvidia/parameters/exit_ms", "0") == 0
+    os.waitpid(pid, 0)
     assert not loaded()

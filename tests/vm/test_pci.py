@@ -69,7 +69,7 @@ def test_a_card_goes_and_comes_back() -> None:
     assert write(f"{DEVICES}/{OTHER_GPU}/remove", "1") == 0
     assert not (DEVICES / OTHER_GPU).exists()
     rescan = after(0, lambda: write("/sys/bus/pci/rescan", "1"))
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while driver_of(OTHER_GPU) is None and time.monotonic() < deadline:
         time.sleep(0.02)
     assert (rescan > 0, driver_of(OTHER_GPU)) == (True, "nvidia")

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0
-/* A module that takes its time to come (init_ms) and to go (exit_ms). */
+/* A module that takes its time to come: at most init_ms, and 0 written to it meanwhile ends that. */
 #include <linux/delay.h>
 #include <linux/module.h>
 
 static int init_ms;
-module_param(init_ms, int, 0444);
-static int exit_ms;
-module_param(exit_ms, int, 0444);
+module_param(init_ms, int, 0644);
 
 static int __init slow_init(void)
 {
-	msleep(init_ms);
+	int waited;
+
+	for (waited = 0; waited < init_ms; waited += 10)
+		msleep(10);
 	return 0;
 }
 
 static void __exit slow_exit(void)
 {
-	msleep(exit_ms);
 }
 
 module_init(slow_init);
