@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from tests.e2e.gpu_users import DOMAIN_DRIVER, GpuUsers, Processes, Unpreparing, happened, verdicts_by_app
@@ -49,15 +47,14 @@ def dra_node(node: StockNode, users: GpuUsers) -> GpuUsers:
     return users
 
 
-def assert_plugin_last(node: StockNode, pods: Recorder, plugin: str, holders: set[str]) -> None:
+def assert_plugin_last(node: StockNode, mark: int, pods: Recorder, plugin: str, holders: set[str]) -> None:
     """Every holder was gone before the plugin's pod was marked, and that was gone before the first module went."""
     story = happened(pods)
     (marked,) = [at for at, what, app in story if (what, app) == ("marked", plugin)]
     assert {app for at, what, app in story if what == "gone" and at < marked} == holders
     gone = next(event for event in pods.until_now() if event.kind == "DELETED" and event.object["metadata"]["labels"].get("app") == plugin)
-    offset = time.time() - time.monotonic()
     first = next(call["time"] for call in node.tree.calls() if call["call"] == "delete_module")
-    assert gone.at + offset <= first + 0.1
+    assert node.last_deleted(mark, {gone.name}) <= first
 
 
 def test_plugin_goes_last(dra_node: GpuUsers) -> None:
@@ -71,7 +68,7 @@ def test_plugin_goes_last(dra_node: GpuUsers) -> None:
     assert "goes last" in plan[PLUGIN]["sentence"]
     with Unpreparing(node, PLUGIN) as kubelet:
         node.run().require(0)
-        assert_plugin_last(node, kubelet.pods, PLUGIN, apps)
+        assert_plugin_last(node, mark, kubelet.pods, PLUGIN, apps)
         node.wait_surface(before)
         dra_node.wait()
     assert node.evicted(mark) == sorted([*first["train"], *first["notebook"]])
@@ -101,7 +98,7 @@ def test_standalone_plugin(node: StockNode, users: GpuUsers, custom: bool) -> No
     before, mark, first = node.surface(), node.cp.audit_mark(), node.uids("own-plugin")
     with Unpreparing(node, "own-plugin") as kubelet:
         node.run(**settings).require(0)
-        assert_plugin_last(node, kubelet.pods, "own-plugin", {"train"})
+        assert_plugin_last(node, mark, kubelet.pods, "own-plugin", {"train"})
         node.wait_surface(before)
         users.wait()
     assert len(node.evicted(mark)) == (1 if custom else 2)
@@ -237,7 +234,7 @@ def test_compute_domain(node: StockNode, users: GpuUsers) -> None:
         seen.wait_for(lambda event: event.kind == "DELETED" and event.name.startswith("channel-"), "the domain's user to be gone")
         users.label_node(**{COMPUTE_DOMAIN: None})
         run.wait().require(0)
-        assert_plugin_last(node, seen, PLUGIN, {"domain", "channel", "train"})
+        assert_plugin_last(node, mark, seen, PLUGIN, {"domain", "channel", "train"})
     assert node.evicted(mark) == sorted(pods)
 
 

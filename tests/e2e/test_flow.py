@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
-from datetime import datetime
-
 import pytest
 
 from tests.e2e.world import PAUSED, RECORD, Object, StockNode
@@ -58,7 +55,7 @@ def test_full_flow_on_a_full_node(node: StockNode) -> None:
         node.run().require(0)
         node.wait_surface(before)
         opened = nodes.wait_for(lambda event: nodes_is_open(event) and nodes.first(is_freed_by_us) is not None, "the restore")
-        assert_nobody_came(node, pods, training, opened.at)
+        assert_nobody_came(node, pods, training, opened.version)
     assert node.evicted(mark) == sorted(training)
     assert planned["evictions"] == len(node.evictions(mark))
     assert bystanders(node) == untouched
@@ -66,7 +63,7 @@ def test_full_flow_on_a_full_node(node: StockNode) -> None:
     assert is_freed_by_us(first_written), "pause, cordon, taint and record are one write"
     consumers = {*training, *(name for uids in operands.values() for name in uids)}
     assert {event.name for event in pods.until_now() if event.kind == "DELETED"} >= consumers
-    assert_host_order(node, last_deleted(node, mark, consumers))
+    assert_host_order(node, node.last_deleted(mark, consumers))
     node.cp.wait_for(lambda: len(node.ready_pods(list(operands))) == len(operands), "the operands to be back")
     assert all(not set(uids.values()) & set(node.uids(app).values()) for app, uids in operands.items())
 
@@ -76,21 +73,11 @@ def nodes_is_open(event: Event) -> bool:
     return RECORD not in event.object["metadata"].get("annotations", {}) and not event.object["spec"].get("unschedulable")
 
 
-def last_deleted(node: StockNode, mark: int, names: Set[str]) -> float:
-    """When the API server was told of the last of these pods that it is gone: seconds since the epoch, by the machine's one clock."""
-    deletions = [
-        event["requestReceivedTimestamp"]
-        for event in node.cp.audit(mark)
-        if event["verb"] == "delete" and event["objectRef"]["resource"] == "pods" and event["objectRef"].get("name") in names
-    ]
-    return datetime.fromisoformat(max(deletions)).timestamp()
-
-
-def assert_nobody_came(node: StockNode, pods: Recorder, training: dict[str, str], opened: float) -> None:
+def assert_nobody_came(node: StockNode, pods: Recorder, training: dict[str, str], opened: int) -> None:
     """The Deployment made others at once, and none of them was bound to the node before it was opened."""
     came = [event for event in pods.until_now() if event.object["metadata"]["labels"].get("app") == "train" and event.name not in training]
     assert came, "the Deployment makes others at once"
-    early = [event.name for event in came if event.object["spec"].get("nodeName") == node.name and event.at < opened - 0.05]
+    early = [event.name for event in came if event.object["spec"].get("nodeName") == node.name and event.version < opened]
     assert early == []
 
 

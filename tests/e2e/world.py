@@ -254,6 +254,15 @@ class StockNode:
         """The names of the pods whose eviction was accepted, sorted, twice where it was accepted twice."""
         return sorted(event["objectRef"]["name"] for event in self.evictions(since))
 
+    def last_deleted(self, since: int, names: Collection[str]) -> float:
+        """When the API server was told of the last of these pods that it is gone: seconds since the epoch, by the machine's one clock."""
+        deletions = [
+            event["requestReceivedTimestamp"]
+            for event in self.cp.audit(since)
+            if event["verb"] == "delete" and event["objectRef"]["resource"] == "pods" and event["objectRef"].get("name") in names
+        ]
+        return datetime.datetime.fromisoformat(max(deletions)).timestamp()
+
     def requests(self, since: int) -> Counter[tuple[str, str, int]]:
         """The driver account's requests by verb, resource and status, evictions and their dry runs aside."""
         counted: Counter[tuple[str, str, int]] = Counter()

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
@@ -175,9 +174,8 @@ async def test_a_watch_ends_at_once(api: Api, cluster: kube.KubeCluster, since: 
     while not api.asked:
         await asyncio.sleep(0.01)
     await asyncio.sleep(0.05)
-    started = time.monotonic()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    await cluster.close()
-    assert time.monotonic() - started < 0.2
+    async with asyncio.timeout(5):
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await cluster.close()
