@@ -136,6 +136,7 @@ class Followed:
     def __init__(self) -> None:
         self.events: list[FleetEvent] = []
         self.items: dict[str, Item] = {}
+        self.failed: Exception | None = None
 
     def take(self, event: FleetEvent) -> None:
         """As a cache takes it, except for versions."""
@@ -151,9 +152,11 @@ class Followed:
                 self.items = {}
 
     async def when(self, holds: Callable[[Followed], Any], what: str, timeout: float = 20.0) -> Any:
-        """Returns what is asked for, as soon as it is true."""
+        """Returns what is asked for, as soon as it is true; raises at once what has ended the follower."""
 
         async def look() -> Any:
+            if self.failed:
+                raise self.failed
             return holds(self)
 
         return await until(look, what, timeout)
@@ -219,8 +222,12 @@ async def following(fleet: Fleet, kind: Kind) -> AsyncIterator[Followed]:
     seen = Followed()
 
     async def follow() -> None:
-        async for event in fleet.follow(kind):
-            seen.take(event)
+        try:
+            async for event in fleet.follow(kind):
+                seen.take(event)
+        except Exception as error:
+            seen.failed = error
+            raise
 
     task = asyncio.create_task(follow())
     try:

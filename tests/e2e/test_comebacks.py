@@ -48,6 +48,7 @@ def test_daemon_set_with_a_deploy_label(busy_node: StockNode) -> None:
     assert set(first.values()).isdisjoint(busy_node.uids("exporter").values())
 
 
+@pytest.mark.deep
 def test_daemon_set_that_tolerates_everything(busy_node: StockNode) -> None:
     """N02 variant 3, R5: what nothing keeps off is refused by its owner's name before the first write."""
     add_exporter(busy_node, tolerations=[{"operator": "Exists"}])
@@ -72,6 +73,7 @@ def test_pod_that_never_ends(node: StockNode) -> None:
     assert name in str(node.annotation(STATUS))
 
 
+@pytest.mark.deep
 def test_operand_that_never_ends(node: StockNode) -> None:
     """R8: an operand that hangs in Terminating is named, and the wait for it ends at its own limit with 75."""
     node.add_driver(digest="new")

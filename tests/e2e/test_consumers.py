@@ -37,6 +37,7 @@ def add_mirror(node: StockNode, name: str, gpus: int) -> None:
     node.cp.wait_for(lambda: node.ready_pods([name]), f"the mirror pod {name}")
 
 
+@pytest.mark.deep
 def test_static_pod_with_a_gpu(busy_node: StockNode) -> None:
     """N11, R5: a GPU-using mirror pod is refused with 65 before any write, and its manifest is named."""
     add_mirror(busy_node, "static", 1)
@@ -46,6 +47,7 @@ def test_static_pod_with_a_gpu(busy_node: StockNode) -> None:
     assert_refused_untouched(busy_node, before, mark)
 
 
+@pytest.mark.deep
 def test_static_pod_without_a_gpu(busy_node: StockNode) -> None:
     """N11: a mirror pod that uses no GPU is left, without a word of error."""
     add_mirror(busy_node, "static", 0)
@@ -124,6 +126,7 @@ def assert_nobody_was_there(node: StockNode) -> None:
     assert results == [("delete_module", 0)] * 3
 
 
+@pytest.mark.deep
 def test_pod_bound_by_name(busy_node: StockNode) -> None:
     """N22: a GPU pod put on the node with spec.nodeName, past the scheduler, is found right before the unload and goes too."""
     busy_node.tree.process(4242, fds=["/dev/nvidia0"])
@@ -138,6 +141,7 @@ def test_pod_bound_by_name(busy_node: StockNode) -> None:
     assert ended.said("somebody uses the driver again", f"{busy_node.namespace}/late")
 
 
+@pytest.mark.deep
 def test_newcomer_that_may_not_go(busy_node: StockNode) -> None:
     """N22, R1: a newcomer that may not be moved stops the run before the unload, and everything is put back."""
     busy_node.tree.process(4242, fds=["/dev/nvidia0"])
@@ -153,6 +157,7 @@ def test_newcomer_that_may_not_go(busy_node: StockNode) -> None:
     assert busy_node.uids("late")
 
 
+@pytest.mark.deep
 def test_admin_has_the_taint(busy_node: StockNode) -> None:
     """N23, R3: an admin's nvidia.com/gpu taint is never replaced nor removed; there is the cordon alone then, and the plan says so."""
     taint = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
@@ -167,6 +172,7 @@ def test_admin_has_the_taint(busy_node: StockNode) -> None:
         assert any(event.object["spec"].get("unschedulable") for event in nodes.until_now())
 
 
+@pytest.mark.deep
 def test_own_key_is_tolerated(node: StockNode) -> None:
     """N23: where the driver's DaemonSet tolerates our own key, that key keeps pods off."""
     keys = ("nvidia.com/gpu", "nvidia.com/gpu-driver-update")
@@ -196,6 +202,7 @@ def test_driver_pod_comes_back_under_the_taint(node: StockNode, api_proxy: ApiPr
     node.wait_surface(before)
 
 
+@pytest.mark.deep
 def test_admin_has_cordoned(busy_node: StockNode) -> None:
     """R3: an admin's cordon is not ours: it stays, through a whole run and through one that has nothing to do."""
     busy_node.change({"spec": {"unschedulable": True}})
@@ -206,6 +213,7 @@ def test_admin_has_cordoned(busy_node: StockNode) -> None:
     assert busy_node.surface() == before
 
 
+@pytest.mark.deep
 def test_person_wants_the_cordon_kept(busy_node: StockNode) -> None:
     """Decision 10: with the keep-cordon annotation the run's own cordon stays at its end, and that is said."""
     busy_node.annotate(**{"nvidia.com/gpu-driver-manager.keep-cordon": "true"})

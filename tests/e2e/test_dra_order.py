@@ -75,6 +75,7 @@ def test_plugin_goes_last(dra_node: GpuUsers) -> None:
     assert set(first[PLUGIN].values()).isdisjoint(node.uids(PLUGIN).values()), "N42: a plugin of the old driver serves old devices"
 
 
+@pytest.mark.deep
 def test_no_grace_is_shortened(dra_node: GpuUsers, api_proxy: ApiProxy) -> None:
     """Deadlock 6, R6: no eviction of a claim's holder carries a grace period of its own."""
     with Unpreparing(dra_node.node, PLUGIN):
@@ -105,6 +106,7 @@ def test_standalone_plugin(node: StockNode, users: GpuUsers, custom: bool) -> No
     assert set(first.values()).isdisjoint(node.uids("own-plugin").values())
 
 
+@pytest.mark.deep
 def test_standalone_plugin_that_stays(node: StockNode, users: GpuUsers) -> None:
     """N02, decision 46: a plugin that nothing keeps off is refused by its owner's name, and its claims' holders are left alone."""
     node.add_driver(digest="new")
@@ -118,6 +120,7 @@ def test_standalone_plugin_that_stays(node: StockNode, users: GpuUsers) -> None:
     assert node.surface() == before
 
 
+@pytest.mark.deep
 def test_nothing_loaded(dra_node: GpuUsers) -> None:
     """Deadlock 2, R11: without a driver the holders need the plugin and the plugin the driver: nobody is evicted, no label written."""
     node = dra_node.node
@@ -132,6 +135,7 @@ def test_nothing_loaded(dra_node: GpuUsers) -> None:
     assert node.uids("train") | node.uids(PLUGIN) == first
 
 
+@pytest.mark.deep
 def test_unchanged_driver(dra_node: GpuUsers) -> None:
     """Decision 14, R11: with the wanted driver loaded the plugin alone is recycled, as its view of the driver root goes; holders stay."""
     node = dra_node.node
@@ -216,6 +220,7 @@ def test_plugin_paused_by_upstream(dra_node: GpuUsers) -> None:
     assert ended.said(PLUGIN_LABEL, "guess")
 
 
+@pytest.mark.deep
 def test_compute_domain(node: StockNode, users: GpuUsers) -> None:
     """Specification 8: a compute domain's daemon, which tolerates everything, is waited for: it goes with the domain's last user."""
     node.add_driver(digest="new")
@@ -238,6 +243,7 @@ def test_compute_domain(node: StockNode, users: GpuUsers) -> None:
     assert node.evicted(mark) == sorted(pods)
 
 
+@pytest.mark.deep
 def test_claims_that_cannot_be_read(dra_node: GpuUsers) -> None:
     """N04: where claims may not be read the run ends with 77 naming the right, and nothing is written or unloaded."""
     node = dra_node.node
@@ -250,6 +256,7 @@ def test_claims_that_cannot_be_read(dra_node: GpuUsers) -> None:
     assert node.tree.calls() == []
 
 
+@pytest.mark.deep
 def test_claims_that_nobody_has(node: StockNode, users: GpuUsers) -> None:
     """N04: the right to read claims is not needed where no pod has one."""
     node.add_driver(digest="new")

@@ -51,9 +51,9 @@ def make_unsupported(tree: Tree) -> None:
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (make_going, ("nvidia_uvm", "reboot")),
+        pytest.param(make_going, ("nvidia_uvm", "reboot"), marks=pytest.mark.deep),
         (make_disabled, ("modules_disabled", "reboot")),
-        (make_unsupported, ("without module unloading", "reboot")),
+        pytest.param(make_unsupported, ("without module unloading", "reboot"), marks=pytest.mark.deep),
     ],
     ids=["going", "disabled", "unsupported"],
 )
@@ -125,13 +125,13 @@ def test_foreign_module_on_top(busy_node: StockNode) -> None:
     ("on_file", "changes", "is_unchanged"),
     [
         ("D", {"DRIVER_CONFIG_DIGEST": "D"}, True),
-        ("D\n\n", {"DRIVER_CONFIG_DIGEST": " D "}, True),
+        pytest.param("D\n\n", {"DRIVER_CONFIG_DIGEST": " D "}, True, marks=pytest.mark.deep),
         ("D", {"DRIVER_CONFIG_DIGEST": "D2"}, False),
-        ("D", {"DRIVER_CONFIG_DIGEST": "D", "FORCE_REINSTALL": "true"}, False),
-        ("D", {"DRIVER_CONFIG_DIGEST": None}, False),
-        ("D", {"DRIVER_CONFIG_DIGEST": ""}, False),
-        (None, {"DRIVER_CONFIG_DIGEST": "D"}, False),
-        ("", {"DRIVER_CONFIG_DIGEST": ""}, False),
+        pytest.param("D", {"DRIVER_CONFIG_DIGEST": "D", "FORCE_REINSTALL": "true"}, False, marks=pytest.mark.deep),
+        pytest.param("D", {"DRIVER_CONFIG_DIGEST": None}, False, marks=pytest.mark.deep),
+        pytest.param("D", {"DRIVER_CONFIG_DIGEST": ""}, False, marks=pytest.mark.deep),
+        pytest.param(None, {"DRIVER_CONFIG_DIGEST": "D"}, False, marks=pytest.mark.deep),
+        pytest.param("", {"DRIVER_CONFIG_DIGEST": ""}, False, marks=pytest.mark.deep),
     ],
 )
 def test_wanted_driver(busy_node: StockNode, on_file: str | None, changes: dict[str, Any], is_unchanged: bool) -> None:
@@ -281,7 +281,10 @@ def test_mark_of_somebody_else(busy_node: StockNode) -> None:
     assert busy_node.node()["metadata"]["labels"][DEPLOY_DRIVER] == PRE_INSTALLED
 
 
-@pytest.mark.parametrize("case", ["a-empty", "b-only-nvidia-smi", "d-driver-container"])
+EMPTY = [pytest.param(case, marks=pytest.mark.deep) for case in ("a-empty", "b-only-nvidia-smi")]
+
+
+@pytest.mark.parametrize("case", [*EMPTY, "d-driver-container"])
 def test_no_host_driver(node: StockNode, case: str) -> None:
     """N17: an empty host, one with nothing but an nvidia-smi, and a driver container's module are no host driver."""
     node.add_driver(digest="new")

@@ -24,6 +24,7 @@ def add_dra_plugin(node: StockNode) -> str:
     return uid
 
 
+@pytest.mark.deep
 def test_dra_plugin_goes_last(busy_node: StockNode) -> None:
     """Decision 46: the DRA plugin is paused only after every pod that it serves is gone, and comes back with the others."""
     uid = add_dra_plugin(busy_node)
@@ -86,6 +87,7 @@ def test_network_driver_is_waited_for(node: StockNode, is_host: bool) -> None:
     node.wait_surface(before)
 
 
+@pytest.mark.deep
 def test_network_driver_never_comes(node: StockNode) -> None:
     """N26, R8: that wait ends at its limit with 75, naming what it waited for, and the node is put back."""
     node.add_driver(digest="new", rdma=True)
@@ -96,6 +98,7 @@ def test_network_driver_never_comes(node: StockNode) -> None:
     node.wait_surface(before)
 
 
+@pytest.mark.deep
 def test_nouveau(node: StockNode) -> None:
     """Decision 14: where only nouveau is loaded it goes, without a word to the API."""
     node.add_driver(digest="new")
@@ -107,6 +110,7 @@ def test_nouveau(node: StockNode) -> None:
     assert node.writes(mark) == []
 
 
+@pytest.mark.deep
 def test_gpus_of_virtual_machines(node: StockNode) -> None:
     """W24, N37: GPUs on vfio come off it where the driver is wanted; one that a process without a pod has open is refused by its name."""
     node.add_driver(digest="new")
@@ -121,6 +125,7 @@ def test_gpus_of_virtual_machines(node: StockNode) -> None:
     assert node.tree.results() == [("write", "/sys/bus/pci/devices/0000:3b:00.0/driver/unbind", 0)]
 
 
+@pytest.mark.deep
 def test_pid_file_that_is_held(node: StockNode) -> None:
     """Decision 12: a pid file whose lock a living driver container holds stays, with a warning."""
     node.add_driver(digest="new")
@@ -131,6 +136,7 @@ def test_pid_file_that_is_held(node: StockNode) -> None:
     assert ended.said("pid file stays")
 
 
+@pytest.mark.deep
 def test_stacked_mounts(node: StockNode) -> None:
     """Decision 15: every layer at and below the driver root goes, the last mounted first."""
     node.add_driver(digest="new")

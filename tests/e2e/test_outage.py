@@ -154,6 +154,7 @@ def gpu_pod(node: StockNode, name: str = "lone") -> Object:
     }
 
 
+@pytest.mark.deep
 def test_pod_that_vanishes(busy_node: StockNode, api_proxy: ApiProxy) -> None:
     """N08: a pod that goes between the list and its eviction is a pod less."""
     before = busy_node.surface()
@@ -167,6 +168,7 @@ def test_pod_that_vanishes(busy_node: StockNode, api_proxy: ApiProxy) -> None:
     busy_node.wait_surface(before)
 
 
+@pytest.mark.deep
 def test_stateful_pod_that_moves(node: StockNode) -> None:
     """N08: web-0 recreated on another node under its old name is somebody else: it is never evicted again."""
     node.add_driver(digest="new")

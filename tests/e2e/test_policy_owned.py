@@ -52,7 +52,10 @@ def test_agent_asks_and_waits(owned_node: StockNode) -> None:
     assert UPGRADE_REQUESTED not in during["annotations"], "asked for once, and never again"
 
 
-@pytest.mark.parametrize("state", ["upgrade-required", "cordon-required", "drain-required", "pod-restart-required"])
+OTHERS = [pytest.param(state, marks=pytest.mark.deep) for state in ("cordon-required", "drain-required", "pod-restart-required")]
+
+
+@pytest.mark.parametrize("state", ["upgrade-required", *OTHERS])
 def test_controller_is_at_it_already(owned_node: StockNode, state: str) -> None:
     """N47: a node that the controller has taken up, or has in its queue, is not asked for again."""
     owned_node.change({"metadata": {"labels": {UPGRADE_STATE: state}}})

@@ -53,6 +53,7 @@ def test_lock_of_a_killed_run(busy_node: StockNode) -> None:
     busy_node.run(LOCK_TIMEOUT="1s").require(0)
 
 
+@pytest.mark.deep
 def test_other_driver_on_the_node(busy_node: StockNode) -> None:
     """R2: another live driver pod on the node is waited for by uid, before anything is changed, then named with 75."""
     busy_node.add_pod("old-driver")
@@ -87,6 +88,7 @@ def test_node_goes_in_mid_run(busy_node: StockNode, api_proxy: ApiProxy, is_made
         assert busy_node.annotation(RECORD) is None
 
 
+@pytest.mark.deep
 def test_node_goes_while_the_driver_is_unloaded(busy_node: StockNode) -> None:
     """Decision 6: a node that goes in the middle of the unload ends the run with 75, and nothing is written on another of its name."""
     busy_node.tree.faults({"call": "delete_module", "hold": True})
@@ -102,6 +104,7 @@ def test_node_goes_while_the_driver_is_unloaded(busy_node: StockNode) -> None:
     assert busy_node.annotation(RECORD) is None
 
 
+@pytest.mark.deep
 def test_record_of_another_node(busy_node: StockNode) -> None:
     """Decision 6: a record that was copied from another node does not count; it is reported and replaced."""
     record = {
@@ -118,6 +121,7 @@ def test_record_of_another_node(busy_node: StockNode) -> None:
     assert RECORD not in surface["annotations"]
 
 
+@pytest.mark.deep
 def test_record_that_cannot_be_read(busy_node: StockNode) -> None:
     """R3, R5: a record that cannot be read is nobody's guess: 65 by run and restore, and it stays."""
     busy_node.annotate(**{RECORD: "{not json"})

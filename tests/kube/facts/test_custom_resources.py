@@ -12,7 +12,7 @@ from tests.kube.facts.conftest import Note
 from tests.kube.recorder import Object
 from tests.kube.space import Space, until
 
-pytestmark = pytest.mark.kube
+pytestmark = [pytest.mark.kube, pytest.mark.deep]
 GROUP = "facts.nvidia.com"
 DRIVERS = f"/apis/{GROUP}/v1/nvidiadrivers"
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
@@ -103,7 +103,6 @@ def reference(owner: Object) -> Object:
     return link | {"controller": True, "blockOwnerDeletion": True}
 
 
-@pytest.mark.deep
 @pytest.mark.timeout(180)
 async def test_garbage_collection_of_a_young_kind(space: Space, drivers: str, note: Note) -> None:
     """Orphan takes the owner off; Foreground deletes children first, the owner last. Both wait until the collector knows the kind."""
@@ -126,7 +125,6 @@ async def test_garbage_collection_of_a_young_kind(space: Space, drivers: str, no
     note("pods_left_when_foreground_owner_is_gone", [p["status"]["phase"] for p in await space.pods("app=owned")])
 
 
-@pytest.mark.deep
 @pytest.mark.usefixtures("control_plane")  # says where the programs are missing
 def test_garbage_collection_of_a_kind_from_the_start(note: Note) -> None:
     """CRDs that are there before the controllers start are garbage collected at once."""

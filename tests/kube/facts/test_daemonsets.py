@@ -11,7 +11,7 @@ from tests.kube.facts.conftest import Note
 from tests.kube.recorder import Object
 from tests.kube.space import Space, is_marked, is_ready, node_of, until
 
-pytestmark = pytest.mark.kube
+pytestmark = [pytest.mark.kube, pytest.mark.deep]
 
 
 async def test_a_daemonset_follows_a_node_label(space: Space, note: Note) -> None:

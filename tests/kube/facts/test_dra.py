@@ -12,7 +12,7 @@ from tests.kube.facts.conftest import Note
 from tests.kube.recorder import Object
 from tests.kube.space import Space, is_marked, is_ready, node_of, pod_spec, until
 
-pytestmark = pytest.mark.kube
+pytestmark = [pytest.mark.kube, pytest.mark.deep]
 DRA = "/apis/resource.k8s.io/v1"
 DRIVER = "gpu.nvidia.com"
 PublishGpus = Callable[..., Awaitable[None]]
@@ -224,7 +224,6 @@ async def test_an_extended_resource(space: Space, publish: PublishGpus, note: No
     note("extended_claim_gone_ms", round((time.monotonic() - begun) * 1000))
 
 
-@pytest.mark.deep
 @pytest.mark.usefixtures("control_plane")  # says where the programs are missing
 @pytest.mark.parametrize("version", ["v1beta1", "v1beta2", "v1alpha3"])
 def test_older_versions_of_the_api(version: str, note: Note) -> None:

@@ -13,7 +13,7 @@ from tests.kube.facts.conftest import Note
 from tests.kube.recorder import Object
 from tests.kube.space import Space, deployment, eviction, is_marked, is_ready, pod_spec, until
 
-pytestmark = pytest.mark.kube
+pytestmark = [pytest.mark.kube, pytest.mark.deep]
 
 
 class Evictions:

@@ -14,7 +14,7 @@ from tests.kube.controlplane import MERGE
 from tests.kube.facts.conftest import Note
 from tests.kube.space import Space, until
 
-pytestmark = pytest.mark.kube
+pytestmark = [pytest.mark.kube, pytest.mark.deep]
 FLOW = "/apis/flowcontrol.apiserver.k8s.io/v1"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces"
 

@@ -21,7 +21,7 @@ from tests.kube.facts.conftest import Note
 from tests.kube.recorder import Object
 from tests.kube.space import Space, eviction, is_ready, node_of, pod_spec, until
 
-pytestmark = pytest.mark.kube
+pytestmark = [pytest.mark.kube, pytest.mark.deep]
 Source = Literal["node", "config-map"]
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 PARKED = "nvidia.com/gpu-driver-manager.parked"
@@ -205,7 +205,6 @@ async def test_denial_works_per_node(space: Space, source: Source, note: Note) -
         assert await parking.is_denied(0)
 
 
-@pytest.mark.deep
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("source", ["node", "config-map"])
 async def test_denial_makes_the_controller_back_off(space: Space, control_plane: ControlPlane, source: Source, note: Note) -> None:

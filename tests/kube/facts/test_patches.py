@@ -12,7 +12,7 @@ from tests.kube.facts.conftest import Note
 from tests.kube.recorder import Object
 from tests.kube.space import Space, until
 
-pytestmark = pytest.mark.kube
+pytestmark = [pytest.mark.kube, pytest.mark.deep]
 TAINT = {"key": "nvidia.com/gpu-driver-update", "value": "run-1", "effect": "NoSchedule"}
 UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
 

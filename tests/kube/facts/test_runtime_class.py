@@ -9,7 +9,7 @@ import pytest
 from tests.kube.facts.conftest import Note
 from tests.kube.space import Space, is_ready, pod_spec, until
 
-pytestmark = pytest.mark.kube
+pytestmark = [pytest.mark.kube, pytest.mark.deep]
 CLASSES = "/apis/node.k8s.io/v1/runtimeclasses"
 
 

@@ -11,7 +11,7 @@ from tests.kube.facts.conftest import Note
 from tests.kube.recorder import Object
 from tests.kube.space import Space, until
 
-pytestmark = pytest.mark.kube
+pytestmark = [pytest.mark.kube, pytest.mark.deep]
 KEY = "authentication.kubernetes.io/node-name"
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 

@@ -14,7 +14,7 @@ from tests.kube.facts.conftest import Note
 from tests.kube.fixtures import make_namespace, official_client
 from tests.kube.recorder import Object
 
-pytestmark = pytest.mark.kube
+pytestmark = [pytest.mark.kube, pytest.mark.deep]
 
 
 class Maps:
@@ -101,7 +101,6 @@ async def compact(control_plane: ControlPlane, revision: int) -> None:
         assert answer.status == 200, await answer.text()
 
 
-@pytest.mark.deep
 async def test_a_version_that_is_gone(own_control_plane: ControlPlane) -> None:
     """410 comes as an event of a watch that was answered 200, and only once the apiserver's cache has forgotten the version too."""
     cp = own_control_plane
@@ -142,7 +141,6 @@ async def test_the_official_watch(api: client.ApiClient, control_plane: ControlP
     assert ("ADDED", "V1ConfigMap", "big") in seen  # from no version: existing objects first
 
 
-@pytest.mark.deep
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it leaves its answer open then
 async def test_the_official_watch_of_a_version_that_is_gone(own_control_plane: ControlPlane) -> None:
     """The official watch raises 410 for a version that is gone."""
