@@ -53,7 +53,7 @@ class _Guard:
 _guard = _Guard()
 sys.addaudithook(_guard)
 
-hypothesis.settings.register_profile("quick", max_examples=50, deadline=None)
+hypothesis.settings.register_profile("quick", max_examples=30, deadline=None)
 hypothesis.settings.register_profile("deep", max_examples=2000, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 
 

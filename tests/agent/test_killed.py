@@ -58,6 +58,7 @@ def test_then_run_again_at_once(make: Callable[[], Scenario]) -> None:
     assert at_every_boundary(make, then) > 20
 
 
+@pytest.mark.slow
 def test_then_reboot_and_run(make: Callable[[], Scenario]) -> None:
     """N54: killed anywhere, then a reboot: only the API half is undone, nobody else is evicted, nothing on the host is unloaded."""
 
@@ -74,6 +75,7 @@ def test_then_reboot_and_run(make: Callable[[], Scenario]) -> None:
     assert at_every_boundary(make, then) > 20
 
 
+@pytest.mark.slow
 def test_then_restore(make: Callable[[], Scenario]) -> None:
     """Killed anywhere, then `restore`: the node is exactly as before, nobody is evicted by it, the host is left alone."""
 
@@ -103,6 +105,7 @@ def test_killed_twice(make: Callable[[], Scenario]) -> None:
     assert at_every_boundary(make, then) > 20
 
 
+@pytest.mark.slow
 def test_restore_killed_then_restored(make: Callable[[], Scenario]) -> None:
     """`restore` itself may be killed anywhere: doing it again ends the same."""
 

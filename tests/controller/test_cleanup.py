@@ -177,6 +177,7 @@ def test_from_anywhere_to_nothing_of_ours(shard: int) -> None:
         run_virtual(story(seed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [3, 7])
 def test_killed_anywhere_and_begun_again(seed: int) -> None:
     """A cleanup that is killed at any of its boundaries is finished by the next one."""
