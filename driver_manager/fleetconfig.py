@@ -150,7 +150,7 @@ CONTROLLER_OPTIONS: Final = (
     FleetOption("rollout.skip_cordoned", "skip-cordoned", "SKIP_CORDONED", BOOL,
                 "do not begin nodes that others have cordoned", empty=False, said="false"),
     FleetOption("template_parking", "template-parking", "TEMPLATE_PARKING", BOOL,
-                "where no admission policy can park, change the templates of DaemonSets that ask for it, which restarts their pods once",
+                "where there is no admission policy, change the templates of DaemonSets that ask for it, which restarts their pods once",
                 empty=False, said="false"),
     FleetOption("maintenance.is_on", "maintenance-operator", "MAINTENANCE_OPERATOR_ENABLED", BOOL,
                 "a maintenance operator cordons and frees the nodes, asked by NodeMaintenance objects", empty=False, said="false"),

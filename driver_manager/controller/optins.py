@@ -5,6 +5,7 @@ DaemonSets of a cluster tells of every pod of every one of them. A policy names 
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Collection, Coroutine
 from contextlib import suppress
 from typing import Any, Final
@@ -42,6 +43,8 @@ class OptIns:
         self._there: dict[str, FleetSet] = {}
         self._named: frozenset[str] = frozenset()
         """In policies now."""
+        self._asked: Counter[str] = Counter()
+        """How many wait to hear of a name, which a policy of before may have named."""
 
     def all(self) -> list[FleetSet]:
         """Everyone that asks, or that some policy names or named when a node was parked for it, by `namespace/name`."""
@@ -53,6 +56,11 @@ class OptIns:
         return [each for each in self.all() if each.ref in self._named or asks_by_label(each)]
 
     @property
+    def named(self) -> Collection[str]:
+        """Those that are named in policies, `namespace/name`."""
+        return self._named
+
+    @property
     def names(self) -> Collection[str]:
         """Those that are watched by name, `namespace/name`."""
         return self._watches
@@ -60,16 +68,20 @@ class OptIns:
     @property
     def missing(self) -> list[str]:
         """Names in policies that no DaemonSet has."""
-        return sorted(ref for ref, heard in self._heard.items() if heard.is_set() and ref not in self._there)
+        return sorted(ref for ref, heard in self._heard.items() if heard.is_set() and ref not in self._there and ref in self._named)
 
     async def of(self, named: Collection[str]) -> list[FleetSet]:
         """Those that ask by themselves, and those of these names; one of which nothing was heard in time is not among them."""
-        self._follow(named)
-        heard = [self._heard[ref] for ref in named]
-        with suppress(TimeoutError):
-            async with asyncio.timeout(FIRST_LOOK):
-                for each in heard:
-                    await each.wait()
+        self._asked.update(named)
+        try:
+            self._follow(named)
+            heard = [self._heard[ref] for ref in named]
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FIRST_LOOK):
+                    for each in heard:
+                        await each.wait()
+        finally:
+            self._asked.subtract(named)
         return [each for each in self.all() if each.ref in named or asks_by_label(each)]
 
     def keep(self, named: Collection[str]) -> None:
@@ -80,10 +92,9 @@ class OptIns:
 
     def let_go(self) -> None:
         """Of those that no policy names any more and no node is parked for any more."""
-        if self._watches.keys() <= self._named:
-            return
-        parked = {ref for node in self._cache.nodes.values() for ref in parked_on(node)}
-        for ref in [ref for ref in self._watches if ref not in self._named and ref not in parked]:
+        unnamed = [ref for ref in self._watches if ref not in self._named and not self._asked[ref]]
+        parked = {ref for node in self._cache.nodes.values() for ref in parked_on(node)} if unnamed else set()
+        for ref in [ref for ref in unnamed if ref not in parked]:
             self._watches.pop(ref).cancel()
             self._there.pop(ref, None)
             del self._heard[ref]

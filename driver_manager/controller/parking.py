@@ -148,6 +148,8 @@ class Parking:
         for owner in sorted({*owners} - leaving):
             while await self._fleet.try_pod(self._settings.lease_namespace, owner, node_name) is Tried.LET_IN:
                 if self._clock.now() > deadline:
+                    if owner not in parked_on(await self._fleet.node(node_name)):
+                        raise Refused(f"somebody took off {node_name} that it is parked for {owner}: that says nothing of the policies")
                     self._refuted = f"the admission policy let a pod of {owner} onto {node_name} though it was parked"
                     self._refuted_until = self._clock.now() + ASK_AGAIN
                     raise Refused(self._refuted)
@@ -253,7 +255,7 @@ class Parking:
         now = {found for node in nodes if (found := node_notice(node, progress_of(node)[0], self.marks.probe)) is not None}
         now |= set_notices(
             sets,
-            named=self.opt_ins.names,
+            named=self.opt_ins.named,
             missing=self.opt_ins.missing,
             parked=parked_owners(nodes),
             own_namespace=self._settings.lease_namespace,

@@ -27,11 +27,11 @@ from driver_manager.ports import Clock, Fleet, NodePatch
 logger = logging.getLogger(__name__)
 
 PROVE_EVERY: Final = 600.0
-"""Seconds for which a proof counts: policies may be changed, and still be there."""
+"""Seconds until a proof is made again: policies may be changed, and still be there. Where none can be had, one counts twice as long."""
 LOOK_EVERY: Final = 60.0
-"""Seconds between two looks though nothing is seen to change, and until a failed proof is tried again."""
+"""Seconds between two looks though nothing is seen to change, and until it is tried again what has failed twice in the same way."""
 SOON: Final = 2.0
-"""Seconds until a proof is tried again that came to nothing, and at least between two rounds of writes."""
+"""Seconds until it is tried again what has failed once, and at least between two rounds of writes."""
 PROOF_SECONDS: Final = 10.0
 """For so long a probe may still be let in after the park: it takes about 25 ms, and a second for a new policy (measured)."""
 FIRST_PAUSE: Final = 0.05
@@ -79,8 +79,10 @@ class ParkMarks:
         self._wake = asyncio.Event()
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._proven: bool | None = None
-        """None: not known."""
-        self._prove_at = 0.0
+        """None: not known, so that the marks of an earlier leader stay; no longer than a proof counts."""
+        self._try_at, self._counts_until = 0.0, 0.0
+        self._failed_on = ""
+        """The node that the last try failed on: another one is next."""
         self._is_full = False
         self._warned = ""
         """The error that a warning told last."""
@@ -96,12 +98,23 @@ class ParkMarks:
         """Works without end."""
         while not self._cache.is_synced:
             await self._clock.sleep(SOON)
+        self._counts_until = self._clock.now() + 2 * PROVE_EVERY
         while True:
             self._wake.clear()
             await self._look()
             left = await self._write_marks()
-            busy = left or (self._cache.parkable and self._proven is None)
-            await self._rest(SOON if busy else LOOK_EVERY if self._cache.parkable else PROVE_EVERY)
+            await self._rest(self._pause(left))
+
+    def _pause(self, is_something_left: bool) -> float:
+        """Seconds until the next look, unless something changes before that."""
+        if is_something_left:
+            return SOON
+        if not self._cache.parkable:
+            return PROVE_EVERY
+        until_try = self._try_at - self._clock.now()
+        if until_try <= 0 and self._proven is not None:
+            return LOOK_EVERY  # there was nothing to try it on
+        return min(max(until_try, SOON), LOOK_EVERY)
 
     async def _rest(self, seconds: float) -> None:
         """Until something changes, but not all the time."""
@@ -126,53 +139,43 @@ class ParkMarks:
         try:
             if why := await self._why_not():
                 self._say(False, why)
-                self._prove_at = 0.0  # at once when there is a policy
-            elif self._proven is not True or self._clock.now() >= self._prove_at:
+                self._try_at = 0.0  # at once when there is a policy
+                return
+            if self._clock.now() >= self._try_at:
                 await self._prove()
         except ClusterError as error:
-            self._warn("whether the admission policies park cannot be told, trying again", error)
-            self._doubt(error.message)
+            self._put_off("whether the admission policies park cannot be told, trying again", error)
+        if self._proven is not False and self._clock.now() >= self._counts_until:
+            self._say(False, f"there was no proof for {2 * PROVE_EVERY:.0f} s")
 
-    def _warn(self, message: str, error: ClusterError, **about: str) -> None:
-        """Once as long as nothing else goes wrong."""
-        level = logging.DEBUG if error.message == self._warned else logging.WARNING
-        logger.log(level, message, extra={**about, "error": error.message})
+    def _put_off(self, message: str, error: ClusterError, **about: str) -> None:
+        """Tries again soon, and what fails as it did before each minute; a warning says so once."""
+        is_told = error.message == self._warned
+        logger.log(logging.DEBUG if is_told else logging.WARNING, message, extra={**about, "error": error.message})
         self._warned = error.message
-
-    def _doubt(self, why: str) -> None:
-        """Something stood in the way of a proof, which is tried again soon."""
-        if self._proven is False:
-            self._proven = None
-        self._expire(why)
-
-    def _expire(self, why: str) -> None:
-        """A proof that is out of date for as long as it counted is none."""
-        if self._proven and self._clock.now() >= self._prove_at + PROVE_EVERY:
-            self._say(False, f"the last proof is {2 * PROVE_EVERY:.0f} s old: {why}")
+        self._try_at = self._clock.now() + (LOOK_EVERY if is_told else SOON)
 
     def _say(self, is_proven: bool, why: str) -> None:
         if is_proven is not self._proven:
             logger.info("agents may park" if is_proven else "agents may not park", extra={"why": why})
-        self._warned = ""
-        self._proven, self._prove_at = is_proven, self._clock.now() + (PROVE_EVERY if is_proven else LOOK_EVERY)
+        self._warned, self._proven = "", is_proven
+        self._try_at = self._clock.now() + (PROVE_EVERY if is_proven else LOOK_EVERY)
+        if is_proven:
+            self._counts_until = self._clock.now() + 2 * PROVE_EVERY
 
     async def _prove(self) -> None:
-        """By a node that is parked anyhow, else by one that is parked for that."""
-        if self._proven is False and self._clock.now() < self._prove_at:
-            return
+        """By a node that is parked anyhow, else by one that is parked for that; comes to nothing where there is neither."""
         parks = ((node.name, owner) for node in self._cache.nodes.values() for owner in sorted(parked_on(node) - {self.probe}))
         if (park := next(parks, None)) is not None and (is_kept_off := await self._is_kept_off(park[1], park[0])) is not None:
             self._say(is_kept_off, f"a pod of {park[1]} is {'kept off' if is_kept_off else 'let onto'} {park[0]}, which is parked for it")
             return
-        node = next((node for node in self._cache.nodes.values() if self._is_at_rest(node)), None)
-        if node is None:
-            self._expire("no node is at rest, or parked, to try the admission policies on")
-            return
-        if not self._election.still_leading():
+        at_rest = (node.name for node in self._cache.nodes.values() if self._is_at_rest(node))
+        name = next((each for each in at_rest if each != self._failed_on), "") or self._failed_on
+        if name not in self._cache.nodes or not self._is_at_rest(self._cache.nodes[name]) or not self._election.still_leading():
             return
         ended = asyncio.Event()
-        self._loop.writing.add(node.name)
-        self._loop.request(self._prove_on(node.name, ended), node.name)
+        self._loop.writing.add(name)
+        self._loop.request(self._prove_on(name, ended), name)
         await ended.wait()
 
     async def _is_kept_off(self, owner: str, node_name: str) -> bool | None:
@@ -186,18 +189,23 @@ class ParkMarks:
         return True
 
     def _is_at_rest(self, node: NodeView) -> bool:
-        """Whether nobody works on a node, so that a left-over park is taken off by whoever leads."""
-        is_idle = state_of(node.labels.get(UPGRADE_STATE)) in IDLE
-        return is_idle and node.name not in self._loop.writing and RECORD not in node.annotations and PARKED not in node.labels
+        """Whether nobody works on a node, so that whoever leads takes a left-over park off, and no pod leaves it for a short one."""
+        is_idle = state_of(node.labels.get(UPGRADE_STATE)) in IDLE and node.name not in self._loop.writing
+        return is_idle and self._is_free(node) and not self._would_leave(node)
+
+    def _would_leave(self, node: NodeView) -> bool:
+        """Whether a DaemonSet's own template keeps it off parked nodes: its controller would delete its pod there."""
+        sets, parked = (*self._cache.parkable.values(), *self._cache.sets.values()), {**node.labels, PARKED: "true"}
+        return any(each.fits(node.labels) and not each.fits(parked) for each in sets)
 
     async def _prove_on(self, name: str, ended: asyncio.Event) -> None:
         try:
             await self._parked_for_a_moment(name)
-        except (Conflict, NotFound) as error:
-            self._doubt(error.message)  # somebody else wrote it: another node, or another time
+        except (Conflict, NotFound):
+            self._failed_on = name  # somebody else wrote it: another node, or another time
         except ClusterError as error:
-            self._warn("the admission policies could not be tried", error, node=name)
-            self._doubt(error.message)
+            self._failed_on = name
+            self._put_off("the admission policies could not be tried", error, node=name)
         finally:
             self._loop.writing.discard(name)
             self._loop.mark((name,))

@@ -59,7 +59,7 @@ class ControllerSettings:
     order_key: str = ""
     """Node label or annotation with a number: smaller ones come first."""
     template_parking: bool = False
-    """Where no admission policy can park, the templates of DaemonSets that ask for it are changed: that restarts all of their pods once."""
+    """Where there is no admission policy, the templates of DaemonSets that ask for it are changed: that restarts all of their pods once."""
     maintenance: MaintenanceSettings = field(default_factory=MaintenanceSettings)
     settle_time: float = 300.0
     """A node that an agent left half-way is healed when nobody has worked on it, and no driver pod was due there, for so long; so is one

@@ -1,4 +1,4 @@
-"""Where no admission policy can park and a setting allows it: the term of `core.parking_term` is put into the templates of DaemonSets.
+"""Where there is no admission policy and a setting allows it: the term of `core.parking_term` is put into the templates of DaemonSets.
 
 Once for each: where somebody takes it out again, that is said, and left so. `cleanup` takes out what was put in here, which a label of the
 DaemonSet tells.

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from driver_manager.core.parking import NOTHING_HELD, TOO_MANY_PARKED, is_left_over, is_recorded, put_on, taken_off
+from driver_manager.core.parking import NOTHING_HELD, TOO_MANY_PARKED, adopted, is_left_over, is_recorded, put_on, taken_off
 from driver_manager.core.parking import is_held as held
 from driver_manager.core.rollout_record import MAX_PAUSED, TOO_MANY_PAUSED, Progress, encode
 from driver_manager.core.rollout_states import BEFORE_RESTART, IDLE, Because, State
@@ -54,7 +54,11 @@ def _left_over(situation: Situation) -> tuple[Progress | None, NodeChange] | Non
 def _held_off(situation: Situation) -> tuple[Progress, NodeChange] | None:
     """What keeps DaemonSets off is put on the node before a pod of theirs goes, which would come back at once."""
     node, hold = situation.node, situation.freeing.hold if situation.freeing else None
-    if situation.state not in FREED_IN or situation.bad_progress or not node.unschedulable or not hold or not hold.missing_on(node):
+    if situation.state not in FREED_IN or situation.bad_progress or not node.unschedulable:
+        return None
+    if situation.progress is None and any((shown := adopted(node)).values()):
+        return Progress(node=node.uid, **shown), NodeChange()  # its record was lost: what is on it has to go at the end
+    if not hold or not hold.missing_on(node):
         return None
     change, fields = put_on(node, situation.progress, hold)
     is_done = not change.needed_on(node) and is_recorded(situation.progress, fields)

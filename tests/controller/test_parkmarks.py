@@ -16,6 +16,7 @@ from driver_manager.controller.parkmarks import LOOK_EVERY, PROVE_EVERY
 from driver_manager.controller.run import Replica
 from driver_manager.controller.settings import ControllerSettings
 from driver_manager.core.parking import MOST_PARKED_NODES
+from driver_manager.core.parking_term import EXPRESSION
 from driver_manager.core.record import Record, apply_record
 from driver_manager.errors import DriverManagerError, Forbidden
 from driver_manager.sim.clock import run_virtual
@@ -150,13 +151,64 @@ def test_refusals_that_last_are_warned_of_once(caplog: pytest.LogCaptureFixture)
             await until(lambda: len(marked(world)) == 2)
             world.faults.on("try_pod", Fail(lambda: Forbidden("pods is forbidden")), times=None)
             await until(lambda: not marked(world), 2 * PROVE_EVERY + 3 * LOOK_EVERY)
-            await asyncio.sleep(5 * LOOK_EVERY)
-            assert is_unparked(world)
+            await asyncio.sleep(2 * LOOK_EVERY)
+            began = asyncio.get_running_loop().time()
+            await asyncio.sleep(10 * LOOK_EVERY)
+            await until(lambda: is_unparked(world))
+            written = [entry for entry in world.store.diary if entry.at > began and entry.target.startswith("node ")]
+            assert len(written) <= 2 * 11, "a node is parked and let go once a minute, and no more often"
 
     with caplog.at_level(logging.WARNING, "driver_manager.controller.parkmarks"):
         told(story)
     warnings = [record for record in caplog.records if record.name == "driver_manager.controller.parkmarks"]
     assert 1 <= len(warnings) <= 3, [record.getMessage() for record in warnings]
+
+
+def test_the_marks_of_an_earlier_leader_go_out_of_date_too() -> None:
+    """The dry run is forbidden when a new leader comes: what it finds marked stays for as long as a proof counts, and no longer."""
+
+    async def story() -> None:
+        world = FleetWorld(1, nodes=2)
+        add_exporter(world, GATE)
+        async with led(world):
+            await until(lambda: len(marked(world)) == 2)
+        world.faults.on("try_pod", Fail(lambda: Forbidden("pods is forbidden")), times=None)
+        async with led(world):
+            await asyncio.sleep(2 * PROVE_EVERY - LOOK_EVERY)
+            assert len(marked(world)) == 2
+            await until(lambda: not marked(world), 3 * LOOK_EVERY)
+
+    told(story)
+
+
+def test_a_node_that_cannot_be_tried_on_does_not_keep_the_others_from_it() -> None:
+    """Half of a park is on the node that would be first, with a record that nobody can read: no leader touches it."""
+
+    async def story() -> None:
+        world = FleetWorld(1, nodes=3)
+        add_exporter(world, GATE)
+        first = next(iter(world.store.nodes))
+        world.edit_node(first, annotations={names.PARKED: "monitoring/nobody", names.ROLLOUT: "?"})
+        async with led(world):
+            await until(lambda: len(marked(world)) == 3, 3 * LOOK_EVERY)
+
+    told(story)
+
+
+def test_no_pod_leaves_a_node_for_a_proof() -> None:
+    """A DaemonSet whose template keeps it off parked nodes: its nodes are not tried on, and its pods stay."""
+
+    async def story() -> None:
+        world = FleetWorld(1, nodes=3)
+        add_exporter(world, GATE, affinity=((EXPRESSION,),))
+        async with led(world):
+            await asyncio.sleep(60)
+            pods = set(world.store.pods)
+            await asyncio.sleep(2 * PROVE_EVERY)
+            assert set(world.store.pods) == pods
+            assert not marked(world)
+
+    told(story)
 
 
 def test_only_where_somebody_wants_to_be_parked() -> None:

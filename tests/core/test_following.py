@@ -15,7 +15,7 @@ from driver_manager.core.enabledmark import with_mark
 from driver_manager.core.fleet import PolicySource
 from driver_manager.core.following import FREED_IN, follow
 from driver_manager.core.hold import OUR_TAINT_VALUE, Hold, parked_on
-from driver_manager.core.parking import is_held
+from driver_manager.core.parking import adopted, is_held
 from driver_manager.core.policy_groups import policy_groups
 from driver_manager.core.role import Role, Standing
 from driver_manager.core.rollout import decide
@@ -77,9 +77,14 @@ def test_a_follower_gives_a_maintenance_back_that_nothing_goes_on_in(state: Stat
 
 @given(situations())
 def test_a_follower_leaves_a_record_in_the_flow_alone(seen: Situation) -> None:
-    """If gpu-operator dies, ours goes on with what it had written; only what keeps DaemonSets off is added to it."""
+    """If gpu-operator dies, ours goes on with what it had written; what keeps DaemonSets off is added, or recorded anew."""
     seen = replace(seen, freeing=None)
-    if seen.state in WORKING or seen.state in (State.FAILED, None):
+    is_lost = seen.progress is None and any(adopted(seen.node).values())
+    if is_lost and seen.state in FREED_IN and seen.node.unschedulable and not seen.bad_progress:
+        change = follow(seen).change
+        assert change.annotations.keys() == {ROLLOUT}
+        assert change.on(seen.node).labels == seen.node.labels
+    elif seen.state in WORKING or seen.state in (State.FAILED, None):
         assert not follow(seen).change
 
 
@@ -105,6 +110,10 @@ def test_daemon_sets_are_kept_off_in_the_flow_and_come_back_after_it() -> None:
     assert closed.labels["example.com/x"] == PAUSED
     assert closed.taints
     assert not follow(situation(closed, freeing=Freeing(hold=hold))).change
+    lost = replace(closed, annotations={key: value for key, value in closed.annotations.items() if key != ROLLOUT})
+    again = follow(situation(lost, freeing=Freeing())).progress
+    assert again is not None
+    assert (again.parked, again.taint) == (["a/b"], "nvidia.com/gpu-driver-update"), "what a lost record held has to go at the end"
     opened = replace(closed, labels={**closed.labels, UPGRADE_STATE: "upgrade-done"}, unschedulable=False)
     off = follow(situation(opened)).change.on(opened)
     assert off.labels == {"example.com/x": "true", UPGRADE_STATE: "upgrade-done"}
