@@ -54,7 +54,8 @@ def test_full_flow_on_a_full_node(node: StockNode) -> None:
     ):
         node.run().require(0)
         node.wait_surface(before)
-        opened = nodes.wait_for(lambda event: nodes_is_open(event) and nodes.first(is_freed_by_us) is not None, "the restore")
+        held = nodes.wait_for(is_freed_by_us, "the pause")
+        opened = nodes.wait_for(lambda event: event.version > held.version and nodes_is_open(event), "the restore")
         assert_nobody_came(node, pods, training, opened.version)
     assert node.evicted(mark) == sorted(training)
     assert planned["evictions"] == len(node.evictions(mark))
