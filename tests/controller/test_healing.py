@@ -23,7 +23,8 @@ from tests.controller.wards import LEASE, PAUSE, SETTLE, healed, lead, led, no_d
 pytestmark = pytest.mark.slow
 
 SOON = SETTLE + PAUSE + 2 * LEASE
-WORLDS = pytest.mark.parametrize("make", [dra, cordoned, exporters, parked], ids=lambda each: each.__name__)
+OFTEN_ENOUGH = pytest.param(dra, marks=pytest.mark.deep)
+WORLDS = pytest.mark.parametrize("make", [OFTEN_ENOUGH, cordoned, exporters, parked], ids=lambda each: each.__name__)
 
 
 @WORLDS

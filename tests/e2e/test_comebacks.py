@@ -86,6 +86,7 @@ def test_operand_that_never_ends(node: StockNode) -> None:
     assert name in str(node.annotation(STATUS))
 
 
+@pytest.mark.deep
 def test_pod_that_is_terminating_already(node: StockNode) -> None:
     """Decision 13: a pod on its way out is waited for and never sent an eviction, which would ask no budget."""
     node.add_driver(digest="new")
@@ -98,6 +99,7 @@ def test_pod_that_is_terminating_already(node: StockNode) -> None:
     assert name not in node.uids("train")
 
 
+@pytest.mark.deep
 def test_pod_that_is_over(busy_node: StockNode) -> None:
     """R6: a pod that has ended uses no GPU any more: it stays, with its logs."""
     busy_node.add_pod("job", gpus=1, is_ready=False, annotations={"kubelet.sim/finish": "succeeded"}, restartPolicy="Never")

@@ -84,6 +84,7 @@ def test_pods_that_are_never_evicted(busy_node: StockNode) -> None:
     assert busy_node.driver_pods()[0]["metadata"]["uid"] == mine
 
 
+@pytest.mark.deep
 def test_idle_pod_with_a_gpu(node: StockNode) -> None:
     """N03: a pod that was given a GPU goes before the first unload, though no process holds one and no module is in use."""
     node.add_driver(digest="new")
@@ -96,6 +97,7 @@ def test_idle_pod_with_a_gpu(node: StockNode) -> None:
     assert node.evicted(mark) == [name]
 
 
+@pytest.mark.deep
 def test_second_client_uncordons(busy_node: StockNode) -> None:
     """N22, R1: a cordon taken off after the evictions is put on once more, newcomers go in another round, and then the driver goes."""
     busy_node.tree.process(4242, fds=["/dev/nvidia0"])

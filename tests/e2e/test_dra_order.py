@@ -150,6 +150,7 @@ def test_unchanged_driver(dra_node: GpuUsers) -> None:
     assert set(first.values()).isdisjoint(node.uids(PLUGIN).values())
 
 
+@pytest.mark.deep
 def test_drain_after_the_plugin(dra_node: GpuUsers) -> None:
     """Deadlock 3: a drain of the whole node that comes after the plugin has gone finds nobody who needs it to end."""
     node = dra_node.node
@@ -202,6 +203,7 @@ def test_killed_after_the_plugin(dra_node: GpuUsers, way: str) -> None:
         dra_node.wait(PLUGIN)
 
 
+@pytest.mark.deep
 def test_plugin_paused_by_upstream(dra_node: GpuUsers) -> None:
     """Deadlock 7, decision 9: a plugin's label that upstream's program left paused is put back too, and said to be a guess."""
     node = dra_node.node

@@ -71,7 +71,7 @@ def test_kernel_that_keeps_the_driver(busy_node: StockNode, spoil: object, words
     assert any(check["result"] == "fail" and check["exitCode"] == 71 and words[0] in check["sentence"] for check in checks)
 
 
-@pytest.mark.parametrize("errno", ["ENOSYS", "EPERM"])
+@pytest.mark.parametrize("errno", [pytest.param("ENOSYS", marks=pytest.mark.deep), "EPERM"])
 def test_unload_that_the_kernel_refuses(busy_node: StockNode, errno: str) -> None:
     """N27, R4: a refusal that only the call itself shows ends with 71, not tried again, everything put back."""
     busy_node.tree.faults({"call": "delete_module", "errno": errno})
@@ -93,6 +93,7 @@ def test_unload_that_never_comes_back(busy_node: StockNode) -> None:
     assert "nvidia_modeset" in busy_node.annotation(STATUS)["message"]
 
 
+@pytest.mark.deep
 def test_module_that_stays_busy(busy_node: StockNode) -> None:
     """N25, R8: a module that stays busy is tried for its limit and named; 75, everything put back, the driver's rest untouched."""
     busy_node.tree.faults({"call": "delete_module", "argument": "nvidia_uvm", "errno": "EAGAIN"})
@@ -103,6 +104,7 @@ def test_module_that_stays_busy(busy_node: StockNode) -> None:
     assert (busy_node.tree.root / "sys/module/nvidia").is_dir()
 
 
+@pytest.mark.deep
 def test_foreign_module_on_top(busy_node: StockNode) -> None:
     """R5: a module of nobody we know that uses the driver is refused by name; with UNLOAD_ALSO it goes first."""
     busy_node.tree.module("gdr_helper")
@@ -176,6 +178,7 @@ def markers(node: StockNode) -> set[str]:
     return {path.name for path in (node.tree.root / "run/nvidia/validations").iterdir()}
 
 
+@pytest.mark.deep
 def test_ready_markers(busy_node: StockNode) -> None:
     """N34: the driver's and toolkit's markers go after the pause and before the unload and do not come back; others stay."""
     busy_node.tree.faults({"call": "unlink", "hold": True})
@@ -191,6 +194,7 @@ def test_ready_markers(busy_node: StockNode) -> None:
     assert markers(busy_node) == {"somebody-elses"}
 
 
+@pytest.mark.deep
 def test_busy_mount(busy_node: StockNode) -> None:
     """Decision 15: a driver root that somebody works in is named and detached, or with BUSY_MOUNTS=refuse left, with 75."""
     busy_node.tree.process(4242, fds=["/run/nvidia/driver/usr/bin/x"])
@@ -255,6 +259,7 @@ def is_our_patch(event: Object) -> bool:
     return bool(event["verb"] == "patch" and event.get("userAgent", "").startswith("driver-manager/"))
 
 
+@pytest.mark.deep
 def test_told_to_end_by_its_own_mark(busy_node: StockNode, api_proxy: ApiProxy) -> None:
     """Decision 16: the mark makes the DaemonSet controller delete our own pod; the SIGTERM after it keeps the mark, with 72."""
     busy_node.tree = own_driver(busy_node.folder / "own")
@@ -271,6 +276,7 @@ def test_told_to_end_by_its_own_mark(busy_node: StockNode, api_proxy: ApiProxy) 
     assert busy_node.annotation(HOST_DRIVER)["previous"] == "true"
 
 
+@pytest.mark.deep
 def test_mark_of_somebody_else(busy_node: StockNode) -> None:
     """N17, R3: a pre-installed label without our annotation is somebody else's and stays."""
     admin = {**busy_node.environment(), "KUBECONFIG": str(busy_node.cp.kubeconfig())}

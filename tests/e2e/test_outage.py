@@ -103,6 +103,7 @@ def test_watch_that_breaks(busy_node: StockNode, api_proxy: ApiProxy) -> None:
     assert not set(pods.values()) & set(busy_node.uids("train").values())
 
 
+@pytest.mark.deep
 def test_someone_changes_the_node_meanwhile(busy_node: StockNode, api_proxy: ApiProxy) -> None:
     """N15, R3: a conflict leads to a new read and a patch of our own keys only; what a person wrote meanwhile stays."""
     run = at_the_restore(busy_node, api_proxy)

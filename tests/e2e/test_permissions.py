@@ -63,7 +63,14 @@ def test_what_preflight_says(busy_node: StockNode) -> None:
     assert busy_node.writes(mark) == []
 
 
-@pytest.mark.parametrize(("verb", "resource"), [("get", "daemonsets"), ("list", "resourceclaims"), ("get", "clusterversions")])
+SPARED = [
+    pytest.param("get", "daemonsets", marks=pytest.mark.deep),
+    pytest.param("list", "resourceclaims", marks=pytest.mark.deep),
+    ("get", "clusterversions"),
+]
+
+
+@pytest.mark.parametrize(("verb", "resource"), SPARED)
 def test_what_a_run_can_do_without(busy_node: StockNode, verb: str, resource: str) -> None:
     """N60: what is only useful is done without: the tolerations come from the own pod, and the run succeeds."""
     take_permission(busy_node, verb, resource)

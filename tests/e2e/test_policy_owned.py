@@ -89,6 +89,7 @@ def test_told_to_end_while_the_controller_works(owned_node: StockNode) -> None:
     assert after == before
 
 
+@pytest.mark.deep
 def test_owned_node_without_gpu_pods(node: StockNode) -> None:
     """Decision 1: with no GPU pod left the agent goes ahead at once: it pauses, never cordons, and asks for nothing."""
     node.add_driver(digest="new")
@@ -103,6 +104,7 @@ def test_owned_node_without_gpu_pods(node: StockNode) -> None:
         assert not any(UPGRADE_REQUESTED in event.object["metadata"]["annotations"] for event in nodes.until_now())
 
 
+@pytest.mark.deep
 def test_eviction_is_off(busy_node: StockNode) -> None:
     """N47 case 2, R5: with eviction off and no controller it stops with 65, naming the pods and what to do; only the status is written."""
     before, mark, pods = busy_node.surface(), busy_node.cp.audit_mark(), busy_node.uids("train")
@@ -127,6 +129,7 @@ def test_other_tool_has_paused(busy_node: StockNode, api_proxy: ApiProxy) -> Non
     assert busy_node.surface()["labels"][key] == "true"
 
 
+@pytest.mark.deep
 def test_upstream_left_its_pause(busy_node: StockNode) -> None:
     """Decision 9: labels that upstream's program left paused are taken over by its own rules, put back, and the guess is said."""
     pause = {"nvidia.com/gpu.deploy.dcgm": "paused-for-driver-upgrade", "nvidia.com/gpu.deploy.mig-manager": "paused-for-driver-upgrade"}
